@@ -1,0 +1,28 @@
+"""From configuration and model folder to an engine core.
+
+Engine process. torch is imported here only once the configuration asks for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.core import EngineCore
+from engine.model_files import eos_token_ids, vocab_size
+from engine.simulated import SimulatedEngine
+from tokservice.runtime.config import Config
+
+
+def build_core(config: Config, model_dir: Path) -> EngineCore:
+    """The core that the configuration asks for, ready to run. Raises StartupError with one line for the operator."""
+    if config.engine.kind == "simulated":
+        return SimulatedEngine(
+            config.engine,
+            config.simulated,
+            vocab_size=vocab_size(model_dir),
+            eos_token_ids=eos_token_ids(model_dir),
+            max_model_len=config.model.max_model_len,
+        )
+    from engine.torch_core.engine import load_torch_engine  # seconds, and not for everyone
+
+    return load_torch_engine(config, model_dir)

@@ -1,0 +1,53 @@
+"""The JSON files of a model folder, as far as an engine needs them.
+
+Engine process; imports no torch. Weights are read in ``torch_core/weights.py``, templates and vocabularies by the
+tokenizer workers.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokservice.wire.errors import StartupError
+
+
+def read_json(model_dir: Path, name: str, required: bool = False) -> dict[str, Any]:
+    """The object in a file of the model folder; {} where there is no such file. Raises StartupError."""
+    path = model_dir / name
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if required:
+            raise StartupError(f"{model_dir} has no {name}: it is not a model folder in Hugging Face layout") from None
+        return {}
+    except (OSError, ValueError) as error:
+        raise StartupError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise StartupError(f"{path} holds no JSON object")
+    return value
+
+
+def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
+    """Ids that end a sequence, by config.json and generation_config.json together (each an int or a list)."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        value = read_json(model_dir, name).get("eos_token_id")
+        ids.update([] if value is None else [value] if isinstance(value, int) else value)
+    return tuple(sorted(ids))
+
+
+def vocab_size(model_dir: Path) -> int:
+    """Number of token ids: config.json's, else one above the highest id in tokenizer.json. Raises StartupError."""
+    stated = read_json(model_dir, "config.json").get("vocab_size")
+    if isinstance(stated, int) and stated > 0:
+        return stated
+    tokenizer = read_json(model_dir, "tokenizer.json")
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    # BPE and WordPiece map token to id; Unigram lists [token, score] in order.
+    highest = max(vocabulary.values(), default=-1) if isinstance(vocabulary, dict) else len(vocabulary) - 1
+    highest = max([highest, *(token["id"] for token in tokenizer.get("added_tokens", []))])
+    if highest < 0:
+        raise StartupError(f"{model_dir} states no vocabulary size: neither config.json nor tokenizer.json has one")
+    return int(highest) + 1

@@ -1,0 +1,51 @@
+"""Choosing a core, and the one clear line where none can be built."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.load import build_core
+from engine.model_files import eos_token_ids, vocab_size
+from tokservice.runtime.config import from_dict
+from tokservice.wire.errors import StartupError
+
+SIMULATED = from_dict({"engine": {"kind": "simulated"}, "model": {"max_model_len": 64}})
+
+
+def write(folder: Path, name: str, value: object) -> None:
+    (folder / name).write_text(json.dumps(value))
+
+
+def test_simulated_takes_its_sizes_from_config_json(tmp_path: Path) -> None:
+    write(tmp_path, "config.json", {"vocab_size": 500, "eos_token_id": 7})
+    write(tmp_path, "generation_config.json", {"eos_token_id": [7, 9]})
+    limits = build_core(SIMULATED, tmp_path).limits
+    assert (limits.vocab_size, limits.eos_token_ids, limits.max_model_len) == (500, (7, 9), 64)
+
+
+def test_vocabulary_of_a_tokenizer_alone(tmp_path: Path) -> None:
+    added = [{"id": 12, "content": "<end>"}]
+    write(tmp_path, "tokenizer.json", {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": added})
+    assert vocab_size(tmp_path) == 13
+    assert eos_token_ids(tmp_path) == ()
+    write(tmp_path, "tokenizer.json", {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}})
+    assert vocab_size(tmp_path) == 2
+
+
+def test_faults_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="vocabulary size"):
+        build_core(SIMULATED, tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(StartupError, match=r"config\.json") as caught:
+        build_core(SIMULATED, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_simulated_engine_never_imports_torch() -> None:
+    code = "import sys, engine.load, engine.simulated; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

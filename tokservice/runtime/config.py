@@ -1,0 +1,289 @@
+"""The configuration of a deployment: frozen dataclasses, one for each section of the TOML file.
+
+The launcher resolves it once (defaults, then the file, then ``--set section.key=value`` and the usual flags),
+writes it into the run directory, and every process reads that file; nobody changes it afterwards. Unknown
+keys and values of the wrong type are errors. API keys never enter it (see ``api/api_proc.py``).
+
+The field comments are the reference for users: ``configs/default.toml`` repeats these defaults, and a test
+holds the two together.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokservice.wire.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+
+
+def _require(condition: bool, key: str, rule: str) -> None:
+    if not condition:
+        raise ConfigError(f"{key}: {rule}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """[model]"""
+
+    path: str = DEFAULT_MODEL  # the default model, a Hugging Face style folder, or a Hub id
+    served_name: str = ""  # name in the API; empty: the folder's or Hub id's own
+    max_model_len: int = 0  # prompt and output tokens of one sequence; 0: the model's own limit
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    chat_template: str = ""  # a Jinja file that replaces the model's own
+
+    def __post_init__(self) -> None:
+        _require(bool(self.path), "model.path", "must not be empty")
+        _require(self.max_model_len >= 0, "model.max_model_len", "must be 0 (the model's own) or more")
+        dtypes = ("auto", "float32", "bfloat16", "float16")
+        _require(self.dtype in dtypes, "model.dtype", f"must be one of {', '.join(dtypes)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiConfig:
+    """[api]: the HTTP processes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free port
+    processes: int = 1  # they share the port (SO_REUSEPORT)
+    nice: int = 0
+    max_body_bytes: int = 64 * MIB  # a larger body gets 413
+    max_header_bytes: int = 64 * KIB  # larger headers get 431
+    max_connections: int = 4096  # further ones get 503
+    header_timeout_s: float = 30.0  # from a request's first byte to the end of its headers
+    body_timeout_s: float = 60.0  # between two pieces of a body
+    keep_alive_s: float = 120.0  # an idle connection stays open so long; above what common proxies assume
+    write_stall_s: float = 60.0  # a client that reads nothing for so long is cut off
+    max_unsent_bytes: int = MIB  # ready bytes that may wait for one slow reader of a stream
+    lag_heartbeat_ms: float = 10.0  # period of the monitor that measures the loop's lag
+
+    def __post_init__(self) -> None:
+        _require(bool(self.host), "api.host", "must not be empty")
+        _require(0 <= self.port <= 65535, "api.port", "must be between 0 and 65535")
+        _require(1 <= self.processes <= 64, "api.processes", "must be between 1 and 64")
+        for name in ("max_body_bytes", "max_header_bytes", "max_connections", "max_unsent_bytes"):
+            _require(getattr(self, name) >= 1, f"api.{name}", "must be at least 1")
+        for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_stall_s", "lag_heartbeat_ms"):
+            _require(getattr(self, name) > 0, f"api.{name}", "must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """[router]: admission and dispatch."""
+
+    nice: int = 0
+    max_unfinished_requests: int = 4096  # uploads included; above: 429
+    max_unfinished_bytes: int = 256 * MIB  # bodies and journals; above: 429
+    long_body_bytes: int = 64 * KIB  # a larger body is long: it never delays short ones
+    long_wait_s: float = 2.0  # a long body that has waited so long goes before short ones
+    queue_timeout_s: float = 60.0  # waiting for a tokenizer worker; then 503
+    total_timeout_s: float = 3600.0  # from the first byte to the last; then 504
+
+    def __post_init__(self) -> None:
+        for name in ("max_unfinished_requests", "max_unfinished_bytes", "long_body_bytes"):
+            _require(getattr(self, name) >= 1, f"router.{name}", "must be at least 1")
+        for name in ("long_wait_s", "queue_timeout_s", "total_timeout_s"):
+            _require(getattr(self, name) > 0, f"router.{name}", "must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerConfig:
+    """[tokenizer]: the pool that parses, validates, renders templates and encodes."""
+
+    workers: int = 2
+    nice: int = 5
+    capacity: int = 4  # short bodies in flight at one worker
+    backend: str = "hf"  # hf: the `tokenizers` library
+    allow_special_in_content: bool = True  # special tokens typed by users keep their meaning, as elsewhere
+    max_choices: int = 128  # prompts * n of one request
+    max_json_depth: int = 64
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.workers <= 64, "tokenizer.workers", "must be between 1 and 64")
+        _require(self.capacity >= 1, "tokenizer.capacity", "must be at least 1")
+        _require(self.backend in ("hf",), "tokenizer.backend", "must be hf")
+        _require(self.max_choices >= 1, "tokenizer.max_choices", "must be at least 1")
+        _require(self.max_json_depth >= 4, "tokenizer.max_json_depth", "must be at least 4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetokenizerConfig:
+    """[detokenizer]: the pool that turns token ids into finished bytes."""
+
+    workers: int = 1
+    nice: int = 3
+
+    def __post_init__(self) -> None:
+        _require(1 <= self.workers <= 64, "detokenizer.workers", "must be between 1 and 64")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """[engine]"""
+
+    kind: str = "torch"  # torch, or simulated: no weights, no torch, ids by a fixed rule
+    processes: int = 1  # data parallel: each holds the whole model
+    nice: int = 10  # applies on a CPU alone
+    device: str = "auto"  # auto: cuda where there is one, else cpu
+    threads: int = 0  # of torch on a CPU; 0: one for each core
+    deterministic: bool = False  # on a CPU: a request's ids never depend on its batch-mates
+    weight_format: str = "auto"  # on a CPU: auto (float16 weights, float32 sums), float32, int8
+    max_num_seqs: int = 64  # choices that run at once
+    max_num_batched_tokens: int = 512  # tokens of one step, over all choices
+    block_size: int = 16  # tokens of one KV cache block
+    kv_cache_tokens: int = 0  # 0: from kv_cache_bytes on a CPU, from gpu_memory_utilization on a GPU
+    kv_cache_bytes: int = 1024 * MIB  # on a CPU
+    gpu_memory_utilization: float = 0.9
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.kind in ("torch", "simulated"), "engine.kind", "must be torch or simulated")
+        _require(1 <= self.processes <= 64, "engine.processes", "must be between 1 and 64")
+        _require(self.weight_format in ("auto", "float32", "int8"), "engine.weight_format", "must be auto, float32 or int8")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _require(getattr(self, name) >= 1, f"engine.{name}", "must be at least 1")
+        for name in ("threads", "kv_cache_tokens", "kv_cache_bytes"):
+            _require(getattr(self, name) >= 0, f"engine.{name}", "must be 0 or more")
+        _require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization", "must be in (0, 1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedConfig:
+    """[simulated]: the engine of kind "simulated", for tests and load tests of the front end."""
+
+    prefill_tokens_per_s: float = 0.0  # 0: prefill takes no time
+    step_ms: float = 20.0  # time of one step: each running choice gets one token; 0: no pause at all
+    max_model_len: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        _require(self.prefill_tokens_per_s >= 0, "simulated.prefill_tokens_per_s", "must be 0 or more")
+        _require(self.step_ms >= 0, "simulated.step_ms", "must be 0 or more")
+        _require(1 <= self.max_model_len <= 1_048_576, "simulated.max_model_len", "must be between 1 and 1048576")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeConfig:
+    """[runtime]: common life of the processes."""
+
+    run_dir: str = ""  # empty: a new private folder, removed at the end
+    log_level: str = "info"
+    start_timeout_s: float = 120.0  # until every process is ready
+    drain_timeout_s: float = 30.0  # after SIGTERM, for running requests
+    heartbeat_s: float = 0.5
+    stall_timeout_s: float = 5.0  # no heartbeat for so long: not ready
+    engine_stall_timeout_s: float = 30.0  # the same for an engine, whose single step may be long
+
+    def __post_init__(self) -> None:
+        levels = ("debug", "info", "warning", "error")
+        _require(self.log_level in levels, "runtime.log_level", f"must be one of {', '.join(levels)}")
+        for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s", "stall_timeout_s", "engine_stall_timeout_s"):
+            _require(getattr(self, name) > 0, f"runtime.{name}", "must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Everything, in the order in which a request meets it."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
+    router: RouterConfig = field(default_factory=RouterConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+    detokenizer: DetokenizerConfig = field(default_factory=DetokenizerConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    simulated: SimulatedConfig = field(default_factory=SimulatedConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+
+
+# --- reading and writing --------------------------------------------------------------------------------------
+
+
+def resolve(file: Path | None = None, settings: Iterable[str] = (), overrides: Mapping[str, Any] | None = None) -> Config:
+    """Defaults, then a TOML file, then ``section.key=value`` settings, then typed overrides ('api.port': 1).
+
+    Raises ConfigError, which names the key.
+    """
+    sections: dict[str, dict[str, Any]] = _read_toml(file) if file else {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        _require(bool(equals), setting, "expected section.key=value")
+        _assign(sections, name.strip(), _parse_value(text.strip()))
+    for name, value in (overrides or {}).items():
+        _assign(sections, name, value)
+    return from_dict(sections)
+
+
+def from_dict(sections: Mapping[str, Any]) -> Config:
+    """Build the configuration from nested mappings. Raises ConfigError."""
+    known = typing.get_type_hints(Config)
+    built = {}
+    for section, values in sections.items():
+        if section not in known:
+            raise ConfigError(f"unknown section [{section}]; known are {', '.join(known)}")
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{section}: must be a section, not a value")
+        built[section] = _build_section(section, known[section], values)
+    return Config(**built)
+
+
+def load(path: Path) -> Config:
+    """Read what ``save`` wrote."""
+    return from_dict(json.loads(path.read_text()))
+
+
+def save(config: Config, path: Path) -> None:
+    """Write the resolved configuration, for the other processes to ``load``."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+
+
+def _read_toml(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}") from error
+
+
+def _parse_value(text: str) -> Any:
+    """A TOML value, or, where it is none, the text itself (so that paths need no quotes)."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _assign(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
+    section, dot, key = name.partition(".")
+    _require(bool(dot and key), name, "expected section.key")
+    sections.setdefault(section, {})[key] = value
+
+
+def _build_section(section: str, kind: type, values: Mapping[str, Any]) -> Any:
+    hints = typing.get_type_hints(kind)
+    checked = {}
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"unknown key {section}.{key}; known are {', '.join(hints)}")
+        checked[key] = _checked(f"{section}.{key}", hints[key], value)
+    return kind(**checked)
+
+
+def _checked(name: str, kind: Any, value: Any) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is kind:
+        return value
+    expected = kind.__name__ if not isinstance(kind, types.GenericAlias) else str(kind)
+    raise ConfigError(f"{name}: expected {expected}, got {value!r}")

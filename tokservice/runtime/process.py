@@ -1,0 +1,255 @@
+"""The common life of every child process: start, follow the topology, beat, stop.
+
+A child is started by the supervisor as a fresh interpreter with its identity and the path of the resolved
+configuration. Order: death of the parent armed, title, logging, control channel, then whatever the process is
+(``body``), its hello, its loop, close. Exit codes: 0 clean, 1 crash, 3 cannot start (and then the run
+directory holds the reason in ``<identity>.error``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import setproctitle
+import zmq
+
+from tokservice.runtime.config import Config, load
+from tokservice.runtime.logs import set_up_logging
+from tokservice.runtime.metrics import Metrics
+from tokservice.wire.channels import Channel, dealer, ipc_endpoint
+from tokservice.wire.errors import ConfigError, PeerLost, StartupError
+from tokservice.wire.messages import WIRE_VERSION, EngineLimits, Heartbeat, Hello, Message, Role, Stop, Topology
+
+EXIT_CLEAN = 0
+EXIT_CRASH = 1
+EXIT_CANNOT_START = 3
+
+SUPERVISOR = "supervisor"
+CONFIG_FILE = "config.json"
+FLUSH_INTERVAL_S = 0.002
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """Which process this is. The identity is never reused: a restart raises the incarnation."""
+
+    role: Role
+    slot: int
+    incarnation: int
+
+    @property
+    def identity(self) -> str:
+        """Routing id on every channel: ``router.0.1``."""
+        return f"{self.role.label}.{self.slot}.{self.incarnation}"
+
+
+class Service(Protocol):
+    """What a process does, driven by ``Process.run``; one thread calls everything."""
+
+    def on_topology(self, topology: Topology) -> None:
+        """The set of living processes changed."""
+
+    def turn(self, now: float) -> float:
+        """Do what is due. Returns the seconds (monotonic clock) after which it wants to run again."""
+
+    def drain(self) -> None:
+        """Refuse what is new, finish what is running."""
+
+    def report(self, metrics: Metrics) -> tuple[int, int]:
+        """Bring the gauges up to date. Returns (progress, unfinished requests) for the heartbeat."""
+
+
+class Process:
+    """One child process: its name, configuration, control channel and, for the synchronous ones, its loop."""
+
+    def __init__(self, name: ProcessName, run_dir: Path) -> None:
+        self.name = name
+        self.identity = name.identity
+        self.run_dir = run_dir
+        self.config: Config = load(run_dir / CONFIG_FILE)
+        self.metrics = Metrics()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = dealer(self.context, ipc_endpoint(run_dir, SUPERVISOR), self.identity, SUPERVISOR)
+        self.stopping = False
+        self._channels: dict[zmq.Socket[bytes], tuple[Channel, Callable[[str, Message], None]]] = {}
+        self._poller = zmq.Poller()
+        self._next_beat = 0.0
+        self._topology_version = -1
+
+    def endpoint(self, purpose: str) -> str:
+        """A fresh address for an inbox of this incarnation."""
+        return ipc_endpoint(self.run_dir, f"{self.identity}.{purpose}")
+
+    def add(self, channel: Channel, on_message: Callable[[str, Message], None] | None = None) -> None:
+        """Have the loop flush a channel and, unless it only sends, read it."""
+        self._channels[channel.socket] = (channel, on_message or _ignore)
+        if on_message is not None:
+            self._poller.register(channel.socket, zmq.POLLIN)
+
+    def remove(self, channel: Channel) -> None:
+        """Close a channel and forget it."""
+        if channel.socket in self._poller:
+            self._poller.unregister(channel.socket)
+        del self._channels[channel.socket]
+        channel.close()
+
+    def hello(
+        self, endpoints: tuple[str, ...] = (), capacity: int = 0, limits: EngineLimits | None = None
+    ) -> Hello:
+        """This process's hello, for the supervisor and the router."""
+        return Hello(
+            identity=self.identity,
+            role=self.name.role,
+            wire_version=WIRE_VERSION,
+            pid=os.getpid(),
+            capacity=capacity,
+            endpoints=endpoints,
+            limits=limits or EngineLimits(),
+        )
+
+    def beat(self, service: Service) -> None:
+        """Send a heartbeat now."""
+        progress, unfinished = service.report(self.metrics)
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self.metrics.set("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
+        self.metrics.set("process_resident_memory_bytes", _resident_bytes())
+        malformed = self.control.num_malformed + sum(channel.num_malformed for channel, _ in self._channels.values())
+        self.metrics.set("malformed_messages_total", malformed)
+        self.control.send(Heartbeat(progress, unfinished, self.metrics.snapshot()))
+
+    def run(self, service: Service) -> int:
+        """The loop of a synchronous process, until the supervisor says stop. Control is read first."""
+        self.add(self.control, lambda _, message: self._on_control(service, message))
+        while not self.stopping:
+            pause_s = service.turn(time.monotonic())
+            now = time.monotonic()
+            if now >= self._next_beat:
+                self._next_beat = now + self.config.runtime.heartbeat_s
+                self.beat(service)
+            pause_s = min(pause_s, self._next_beat - now)
+            if self._flush():
+                pause_s = min(pause_s, FLUSH_INTERVAL_S)
+            self._read(max(0.0, pause_s))
+        return EXIT_CLEAN
+
+    def close(self) -> None:
+        """Close every socket at once."""
+        for channel, _ in self._channels.values():
+            channel.close()
+        self.control.close()
+        self.context.destroy(linger=0)
+
+    def _read(self, timeout_s: float) -> None:
+        # Rounded up: a pause below a millisecond must not become a busy loop.
+        ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
+        if self.control.socket in ready:
+            ready = {self.control.socket: 0, **ready}
+        for socket in ready:
+            entry = self._channels.get(socket)
+            if entry is None:
+                continue  # closed by a handler before it in this turn
+            channel, on_message = entry
+            for sender, message in channel.receive():
+                on_message(sender, message)
+                if self.stopping or channel.socket.closed:
+                    break
+
+    def _flush(self) -> bool:
+        unsent = False
+        for channel, _ in list(self._channels.values()):
+            if channel.has_unsent:
+                try:
+                    channel.flush()
+                except PeerLost as lost:
+                    log.warning("peer lost peer=%s", lost)
+                unsent = unsent or channel.has_unsent
+        return unsent
+
+    def _on_control(self, service: Service, message: Message) -> None:
+        match message:
+            case Topology() if message.version > self._topology_version:
+                self._topology_version = message.version
+                service.on_topology(message)
+            case Stop(drain=True):
+                service.drain()
+            case Stop():
+                self.stopping = True
+
+
+def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process], int]) -> int:
+    """Entry of every ``_proc`` file: set up, run ``body``, tear down. Returns the exit code."""
+    arguments = _parse(argv)
+    name = ProcessName(role, arguments.slot, arguments.incarnation)
+    _die_with_parent()
+    faulthandler.enable()
+    setproctitle.setproctitle(f"tokservice: {role.label} {name.slot}")
+    run_dir = arguments.config.parent
+    process = Process(name, run_dir)
+    set_up_logging(name.identity, process.config.runtime.log_level)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor orders stops
+    signal.signal(signal.SIGTERM, lambda *_: setattr(process, "stopping", True))
+    try:
+        return body(process)
+    except (ConfigError, StartupError) as error:
+        log.error("cannot start: %s", error)
+        (run_dir / f"{name.identity}.error").write_text(str(error))
+        return EXIT_CANNOT_START
+    except Exception:
+        log.exception("crashed")
+        return EXIT_CRASH
+    finally:
+        process.close()
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A process of tokservice; started by its supervisor.")
+    parser.add_argument("--config", type=Path, required=True, help=f"{CONFIG_FILE} in the run directory")
+    parser.add_argument("--slot", type=int, default=0)
+    parser.add_argument("--incarnation", type=int, default=1)
+    return parser.parse_args(argv)
+
+
+def _die_with_parent() -> None:
+    """End when the supervisor does, however it ended.
+
+    The kernel's death signal also reaches a stopped or busy process; the end of the pipe on standard input
+    covers the moment before it is armed, and systems that have no such signal.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(EXIT_CRASH)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+
+
+def _ignore(sender: str, message: Message) -> None:
+    """Nothing arrives on a channel that only sends."""
+
+
+def _resident_bytes() -> int:
+    try:
+        with open("/proc/self/statm", "rb") as statm:
+            return int(statm.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0

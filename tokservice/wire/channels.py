@@ -1,0 +1,212 @@
+"""The only file that creates ZMQ sockets: pattern, bind side, high-water mark and linger of each.
+
+| hop                                             | here               | bound by    |
+| ----------------------------------------------- | ------------------ | ----------- |
+| api, workers -> router; every process -> supervisor | ``dealer`` -> ``listen_router`` | router; supervisor |
+| tokenizer -> engine; engine -> detokenizer      | ``push`` -> ``listen_pull`` | receiver    |
+
+No send blocks: what a full socket refuses waits in an outbox of bounded size, and beyond that the peer counts
+as lost. No read is unbounded: ``receive`` returns after so many messages or bytes. A channel belongs to one
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import zmq
+
+from tokservice.wire import codec
+from tokservice.wire.errors import ConfigError, PeerLost, WireError
+from tokservice.wire.messages import Buffer, Message
+
+HIGH_WATER_MARK = 1000  # messages, for each direction of each pipe
+OUTBOX_BYTES = 64 * 1024 * 1024  # beyond the pipe, for each peer
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # of one frame
+MAX_IPC_PATH_BYTES = 107  # sun_path of a UNIX socket address, less its final NUL
+COPY_BELOW_BYTES = 16 * 1024  # smaller frames become bytes, larger ones stay in ZMQ's memory
+TURN_MESSAGES = 64
+TURN_BYTES = 1024 * 1024
+
+
+def ipc_endpoint(run_dir: Path, name: str) -> str:
+    """The address of a socket in the run directory. Raises ConfigError where the path is too long."""
+    path = run_dir / name
+    if len(str(path).encode()) > MAX_IPC_PATH_BYTES:
+        raise ConfigError(f"runtime.run_dir: {path} is longer than the {MAX_IPC_PATH_BYTES} bytes of a socket path")
+    return f"ipc://{path}"
+
+
+class Channel:
+    """One socket that carries messages. ``num_malformed`` counts messages that were dropped as malformed."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, peer: str = "") -> None:
+        self.socket = context.socket(kind)
+        self.socket.linger = 0
+        self.socket.sndhwm = self.socket.rcvhwm = HIGH_WATER_MARK
+        self.socket.maxmsgsize = MAX_MESSAGE_BYTES
+        self.num_malformed = 0
+        self._routed = kind == zmq.ROUTER
+        self._peer = peer
+        self._outboxes: dict[str, deque[list[Buffer]]] = {}
+        self._outbox_bytes: dict[str, int] = {}
+
+    def send(self, message: Message, to: str = "") -> None:
+        """Send, or keep for ``flush``. ``to`` names the peer on a router's channel. Raises PeerLost."""
+        frames = codec.encode(message)
+        peer = to or self._peer
+        if peer in self._outboxes or not self._try_send(peer, frames):
+            self._keep(peer, frames)
+
+    def flush(self) -> None:
+        """Try again what a full socket refused. Raises PeerLost."""
+        for peer, outbox in list(self._outboxes.items()):
+            while outbox and self._try_send(peer, outbox[0]):
+                self._outbox_bytes[peer] -= sum(map(len, outbox.popleft()))
+            if not outbox:
+                self.forget(peer)
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether ``flush`` has anything to do."""
+        return bool(self._outboxes)
+
+    def forget(self, peer: str) -> None:
+        """Drop what is kept for a peer."""
+        self._outboxes.pop(peer, None)
+        self._outbox_bytes.pop(peer, None)
+
+    def receive(self) -> Iterator[tuple[str, Message]]:
+        """Messages that have arrived, with their sender ('' but on a router's channel), up to one turn's share."""
+        num_bytes = 0
+        for _ in range(TURN_MESSAGES):
+            try:
+                parts = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            frames = [part.bytes if len(part) < COPY_BELOW_BYTES else part for part in parts]
+            try:
+                sender = bytes(frames.pop(0)).decode("ascii") if self._routed else ""
+                message = codec.decode(frames)
+            except (WireError, UnicodeDecodeError):
+                self.num_malformed += 1
+                continue
+            yield sender, message
+            num_bytes += sum(map(len, frames))
+            if num_bytes >= TURN_BYTES:
+                return
+
+    def close(self) -> None:
+        """Close at once; unsent messages are dropped."""
+        self._outboxes.clear()
+        self.socket.close(linger=0)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _try_send(self, peer: str, frames: list[Buffer]) -> bool:
+        parts = [peer.encode("ascii"), *frames] if self._routed else frames
+        try:
+            # pyzmq copies frames below 64 KiB (its copy_threshold) and lends larger ones to ZMQ.
+            self.socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            self.forget(peer)
+            raise PeerLost(peer, str(error)) from error
+        return True
+
+    def _keep(self, peer: str, frames: list[Buffer]) -> None:
+        kept = self._outbox_bytes.get(peer, 0) + sum(map(len, frames))
+        if kept > OUTBOX_BYTES:
+            self.forget(peer)
+            raise PeerLost(peer, f"more than {OUTBOX_BYTES} bytes behind")
+        self._outboxes.setdefault(peer, deque()).append(frames)
+        self._outbox_bytes[peer] = kept
+
+
+def listen_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Channel:
+    """The side of many peers; sending to one that is not there raises PeerLost instead of dropping."""
+    channel = Channel(context, zmq.ROUTER)
+    channel.socket.router_mandatory = True
+    channel.socket.bind(endpoint)
+    return channel
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: str, peer: str) -> Channel:
+    """One peer's side of ``listen_router``; ``identity`` is how the router knows it."""
+    channel = Channel(context, zmq.DEALER, peer)
+    channel.socket.routing_id = identity.encode("ascii")
+    channel.socket.connect(endpoint)
+    return channel
+
+
+def listen_pull(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Channel:
+    """An inbox that several peers push to."""
+    channel = Channel(context, zmq.PULL)
+    channel.socket.bind(endpoint)
+    return channel
+
+
+def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, peer: str) -> Channel:
+    """A one-way line to one inbox."""
+    channel = Channel(context, zmq.PUSH, peer)
+    channel.socket.connect(endpoint)
+    return channel
+
+
+class LoopChannel:
+    """A channel on an asyncio loop: hands each message to a callback, a bounded number per turn.
+
+    ZMQ's file descriptor is edge-triggered: it says once that something may have changed. So after it fires,
+    and after every send (which can swallow the edge), reading goes on until the socket has no more.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel, on_message: Callable[[Message], None]):
+        self._loop = loop
+        self._channel = channel
+        self._on_message = on_message
+        self._fd = int(channel.socket.fd)
+        self._turn: asyncio.Handle | None = None
+        loop.add_reader(self._fd, self._wake)
+        self._wake()
+
+    def send(self, message: Message) -> None:
+        """Send, or keep until the socket takes it. Raises PeerLost."""
+        self._channel.send(message)
+        self._wake()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether the peer is behind: senders with a choice should wait."""
+        return self._channel.has_unsent
+
+    def close(self) -> None:
+        """Stop reading and close the socket."""
+        self._loop.remove_reader(self._fd)
+        if self._turn is not None:
+            self._turn.cancel()
+        self._channel.close()
+
+    def _wake(self) -> None:
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._turn = None
+        if self._channel.has_unsent:
+            self._channel.flush()
+        received = 0
+        for _, message in self._channel.receive():
+            received += 1
+            self._on_message(message)
+            if self._channel.socket.closed:
+                return
+        if received:
+            self._wake()

@@ -14,15 +14,17 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, TokenType, dequantize
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tokservice.models.progress import Progress
 
 # GGUF name -> Hugging Face name, for the tensors outside the blocks and for those inside one.
 _OUTER_NAMES = {
@@ -47,10 +49,10 @@ class UnsupportedGguf(ValueError):
     """The file is of a kind that this converter does not know; the message says which."""
 
 
-def convert(gguf_file: Path, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+def convert(gguf_file: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and chat template into ``folder``, which exists and is empty.
 
-    ``progress(done, total)`` is called after each tensor. Raises UnsupportedGguf.
+    Raises UnsupportedGguf, or OSError where the folder cannot be written.
     """
     reader = GGUFReader(gguf_file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
@@ -71,11 +73,15 @@ def convert(gguf_file: Path, folder: Path, progress: Callable[[int, int], None] 
     (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")
 
     weights: dict[str, npt.NDArray[np.float16]] = {}
-    for tensor in reader.tensors:
-        values = dequantize(tensor.data, tensor.tensor_type)
-        weights[hf_name(tensor.name)] = _to_float16(tensor.name, _in_hf_layout(tensor.name, values, config))
-        progress(len(weights), len(reader.tensors))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with Progress("convert weights", len(reader.tensors), "tensor") as progress:
+        for tensor in reader.tensors:
+            values = dequantize(tensor.data, tensor.tensor_type)
+            weights[hf_name(tensor.name)] = _to_float16(tensor.name, _in_hf_layout(tensor.name, values, config))
+            progress.move_to(len(weights))
+    try:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(str(error)) from error
 
 
 def hf_name(gguf_name: str) -> str:

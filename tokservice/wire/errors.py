@@ -60,6 +60,14 @@ class RequestError(TokserviceError):
         return json.dumps({"error": error}, ensure_ascii=True, separators=(",", ":")).encode()
 
 
+SSE_DONE = b"data: [DONE]\n\n"
+
+
+def sse_error(error: RequestError) -> bytes:
+    """The events that end a stream which has already begun: the error, then [DONE]."""
+    return b"data: " + error.body() + b"\n\n" + SSE_DONE
+
+
 def _server_error(status: int, message: str, code: str, kind: str = "server_error") -> RequestError:
     return RequestError(message, status=status, type=kind, code=code)
 

@@ -1,0 +1,84 @@
+"""One choice: its token ids in, the text that a client may see out. Detokenizer worker; pure.
+
+What has been shown is a function of the ids consumed, never of how they were grouped or of time, so a choice that
+is replayed elsewhere goes on exactly where it stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+
+from tokservice.detokenizer.stop import StopMatcher, StopStrings
+from tokservice.detokenizer.text_stream import TextStream
+from tokservice.wire.messages import FinishReason
+
+
+class ChoiceText:
+    """The text of one choice, and how it ended."""
+
+    __slots__ = ("_include_stop", "_matcher", "_min_tokens", "_stream", "finish_reason", "num_tokens")
+
+    def __init__(self, stream: TextStream, stops: StopStrings | None, *, include_stop: bool, min_tokens: int) -> None:
+        self._stream = stream
+        self._matcher = StopMatcher(stops) if stops is not None else None
+        self._include_stop = include_stop
+        self._min_tokens = min_tokens  # stop strings are not looked for in the text of so many tokens
+        self.num_tokens = 0  # consumed
+        self.finish_reason = FinishReason.RUNNING
+
+    def push(self, token_ids: Sequence[int], finish_reason: FinishReason) -> str:
+        """Consume tokens, up to a stop string where one ends among them, and return the text to show.
+
+        The last token of a STOP is an eos or stop token: its text is shown only with ``include_stop``. But if
+        it completes a stop string, that one ends the text, as it would anywhere else. ABORT and ERROR end the
+        choice without a word.
+        """
+        if finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            self.finish_reason = finish_reason
+            return ""
+        hidden: Sequence[int] = ()
+        if finish_reason == FinishReason.STOP and not self._include_stop:
+            token_ids, hidden = token_ids[:-1], token_ids[-1:]
+        text = self._push(token_ids)
+        if hidden and not self.finish_reason:
+            text += self._push_hidden(hidden)
+        if finish_reason and not self.finish_reason:
+            text += self._flush()
+            self.finish_reason = self.finish_reason or finish_reason
+        return text
+
+    def _push(self, token_ids: Sequence[int]) -> str:
+        if self._matcher is None:
+            self.num_tokens += len(token_ids)
+            return self._stream.push(token_ids)
+        shown = []
+        for token_id in token_ids:  # one by one: the tokens after a stop string are not consumed
+            self.num_tokens += 1
+            text = self._stream.push((token_id,))
+            shown.append(self._match(self._matcher, text) if self.num_tokens > self._min_tokens else text)
+            if self.finish_reason:
+                break
+        return "".join(shown)
+
+    def _push_hidden(self, token_ids: Sequence[int]) -> str:
+        before = copy(self._stream), copy(self._matcher)
+        text = self._push(token_ids)
+        if self.finish_reason:
+            return text
+        self._stream, self._matcher = before
+        return ""
+
+    def _match(self, matcher: StopMatcher, text: str) -> str:
+        shown, stopped = matcher.push(text, include_stop=self._include_stop)
+        if stopped:
+            self.finish_reason = FinishReason.STOP
+        return shown
+
+    def _flush(self) -> str:
+        """What was held back: an unfinished character, the beginning of a stop string."""
+        text = self._stream.flush()
+        if self._matcher is None:
+            return text
+        text = self._match(self._matcher, text)
+        return text if self.finish_reason else text + self._matcher.flush()

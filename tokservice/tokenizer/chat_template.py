@@ -1,0 +1,125 @@
+"""Chat templates: a conversation in, the text of the prompt out. Tokenizer worker; pure (time is passed in).
+
+Templates come from the model's folder or the operator's file, never from a request, and run in jinja2's immutable
+sandbox with the names that Hugging Face templates rely on: the filter ``tojson``, the functions ``raise_exception``
+and ``strftime_now``, the tags ``break``, ``continue`` and ``generation``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tokservice.tokenizer.model_files import read_json, read_text
+from tokservice.wire.errors import RequestError, StartupError
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def load(model_dir: Path, override: str) -> ChatTemplate | None:
+    """The template of a model's folder, or the operator's file in its place; None where there is none.
+
+    In order: ``override``, ``chat_template.jinja``, ``chat_template`` in ``tokenizer_config.json`` (of several
+    templates there the one called "default"). Raises StartupError.
+    """
+    config = read_json(model_dir / "tokenizer_config.json")
+    file = Path(override) if override else model_dir / "chat_template.jinja"
+    source = config.get("chat_template")
+    if override or file.exists():
+        source = read_text(file)
+    elif isinstance(source, list):
+        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
+    if source is None:
+        return None
+    special = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
+    contents = {name: token["content"] if isinstance(token, dict) else token for name, token in special.items()}
+    return ChatTemplate(source, contents)
+
+
+class ChatTemplate:
+    """A compiled template."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        """``special_tokens``: bos_token, eos_token and so on, as the template names them. Raises StartupError."""
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        try:
+            self._template = environment.from_string(source, globals=dict(special_tokens))
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise StartupError(f"the chat template is broken: {error}") from error
+        self._reserved = {"messages", "tools", "add_generation_prompt", "strftime_now", *environment.globals}
+        self._reserved |= set(special_tokens)
+        # A template that does not know the role would drop such a message, or refuse it.
+        self.knows_developer_role = "developer" in source
+        self.wants_arguments_as_text = self._fails_on_mapping()
+
+    def render(
+        self, messages: Messages, *, now: float, add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
+    ) -> str:
+        """The prompt's text. Raises RequestError (400) with the template's own complaint."""
+        variables = variables or {}
+        if taken := self._reserved & variables.keys():
+            raise RequestError(f"'{min(taken)}' cannot be set by a request.", param="chat_template_kwargs")
+        try:
+            return self._template.render(
+                {
+                    **variables,
+                    "messages": messages,
+                    "tools": None,
+                    "add_generation_prompt": add_generation_prompt,
+                    "strftime_now": lambda form: datetime.fromtimestamp(now).strftime(form),
+                }
+            )
+        except jinja2.TemplateError as error:
+            raise RequestError(str(error) or "The chat template failed.", param="messages") from error
+        except Exception as error:  # whatever an operation inside a template raises
+            message = f"The chat template cannot render this conversation: {error}"
+            raise RequestError(message[:500], param="messages") from error
+
+    def _fails_on_mapping(self) -> bool:
+        """Whether the template concatenates the arguments of tool calls, and so needs them as JSON text."""
+        function = {"name": "probe", "arguments": {"key": "value"}}
+        call = {"id": "call00000", "type": "function", "function": function}
+        conversation: Messages = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+        ]
+        try:
+            self.render(conversation, now=0, add_generation_prompt=False)
+        except RequestError as error:
+            return isinstance(error.__cause__, TypeError)
+        return False
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **options: Any) -> str:
+    """JSON as the models saw it in training: not escaped for HTML, as jinja2's own filter would."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}``: marks the assistant's text for training; here the text alone matters."""
+
+    tags = {"generation"}  # noqa: RUF012 (declared so by the base class)
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -1,0 +1,112 @@
+"""The messages of a chat request as a template wants them, and the prompt's text. Tokenizer worker; pure.
+
+Rules where the APIs of models differ: text parts are joined without a separator; null content is an empty text; the
+role "developer" becomes "system" unless the template knows it; the arguments of tool calls become a mapping, or JSON
+text, whichever the template needs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall, refuse_unsupported
+from tokservice.tokenizer.chat_template import ChatTemplate
+from tokservice.tokenizer.json_guard import check_depth
+from tokservice.wire.errors import RequestError
+
+MAX_ARGUMENTS_DEPTH = 64
+
+
+def render(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    *,
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    variables: Mapping[str, Any] | None,
+    now: float,
+    mark: str,
+) -> str:
+    """The prompt's text. ``mark`` is a text that no client can guess. Raises RequestError (400)."""
+    if not messages:
+        raise _invalid("'messages' must not be empty.")
+    conversation = [_plain(place, message, template) for place, message in enumerate(messages)]
+    if not continue_final_message:
+        add_generation_prompt = add_generation_prompt is None or add_generation_prompt
+        return template.render(conversation, now=now, add_generation_prompt=add_generation_prompt, variables=variables)
+
+    if add_generation_prompt:
+        message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
+        raise RequestError(message, param="continue_final_message", code="invalid_value")
+    if messages[-1].role != "assistant":
+        message = "'continue_final_message' needs a final message of the assistant."
+        raise RequestError(message, param="continue_final_message", code="invalid_value")
+    conversation[-1]["content"] += mark  # keeps the place, and blanks that the template would trim
+    text = template.render(conversation, now=now, add_generation_prompt=False, variables=variables)
+    prompt, found, _ = text.rpartition(mark)
+    if not found:
+        message = "The chat template does not show the final message, so it cannot be continued."
+        raise RequestError(message, param="continue_final_message", code="invalid_value")
+    return prompt
+
+
+def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
+    refuse_unsupported(message, MESSAGE_NEUTRAL, param="messages")
+    role = "system" if message.role == "developer" and not template.knows_developer_role else message.role
+    plain: dict[str, Any] = {"role": role, "content": _text(place, message.content)}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, name)) is not None:
+            plain[name] = value
+    if message.tool_calls:
+        plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
+    return plain
+
+
+def _text(place: int, content: str | list[dict[str, msgspec.Raw]] | None) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content or ():
+        kind, text = _string(part.get("type")), _string(part.get("text"))
+        if kind != "text":
+            raise _invalid(f"messages[{place}]: content parts of type {str(kind)[:50]!r} are not supported.")
+        if text is None:
+            raise _invalid(f"messages[{place}]: a text part needs a 'text' that is a string.")
+        if unknown := part.keys() - {"type", "text"}:
+            raise _invalid(f"messages[{place}]: unknown field {min(unknown)[:50]!r} of a text part.")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _string(raw: msgspec.Raw | None) -> str | None:
+    try:
+        return None if raw is None else msgspec.json.decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _tool_call(place: int, call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
+    arguments = call.function.arguments
+    text = arguments or "{}" if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    mapping = _mapping(place, text) if isinstance(arguments, str) else arguments
+    function = {"name": call.function.name, "arguments": text if template.wants_arguments_as_text else mapping}
+    plain: dict[str, Any] = {"type": "function", "function": function}
+    return plain if call.id is None else {"id": call.id, **plain}
+
+
+def _mapping(place: int, arguments: str) -> dict[str, Any]:
+    """Arguments as the API carries them: a JSON object in a string."""
+    data = arguments.encode()
+    check_depth(data, MAX_ARGUMENTS_DEPTH, param="messages")
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _invalid(f"messages[{place}]: the arguments of a tool call are not a JSON object: {error}") from error
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, param="messages", code="invalid_value")

@@ -1,0 +1,247 @@
+"""Raw JSON body in; token ids, sampling parameters and context out. The pure core of a tokenizer worker.
+
+No socket, no clock. Whatever is wrong with a body ends in a RequestError, never in another exception.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import orjson
+
+from tokservice.protocol.requests import (
+    STREAM_OPTIONS_NEUTRAL,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    GenerationBody,
+    Message,
+    Reader,
+    TokenizeBody,
+    refuse_unsupported,
+)
+from tokservice.runtime.config import TokenizerConfig
+from tokservice.tokenizer import chat_template, conversation
+from tokservice.tokenizer.encode import Encoder
+from tokservice.tokenizer.json_guard import check_depth
+from tokservice.tokenizer.prepared import Answer, Prepared, finished
+from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
+from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
+from tokservice.wire.errors import NOT_READY, RequestError
+from tokservice.wire.messages import Buffer, EngineLimits, Route
+
+__all__ = ["Answer", "Prepared", "Preparer"]
+
+DEFAULT_MAX_TOKENS = 16  # of completions; chat completions may use what the prompt leaves of the context
+
+
+class Preparer:
+    """Prepares requests for one model; used by one thread."""
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        model_name: str,
+        chat_template_file: str,
+        settings: TokenizerConfig,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        """Load tokenizer and template of a model's folder. ``randbits(k)``: an integer below 2**k, for response ids
+        and for the seeds that clients leave out. Raises StartupError.
+        """
+        self._model_name = model_name
+        self._settings = settings
+        self._randbits = randbits
+        self._encoder = Encoder(model_dir, settings)
+        self._template = chat_template.load(model_dir, chat_template_file)
+        self._defaults = load_defaults(model_dir)
+        self._completions = Reader(CompletionBody)
+        self._chats = Reader(ChatBody)
+        self._tokenizes = Reader(TokenizeBody)
+        self._detokenizes = Reader(DetokenizeBody)
+        self._limits: EngineLimits | None = None
+
+    def set_limits(self, limits: EngineLimits) -> None:
+        """What the engine can take. A sequence never needs more tokens than its KV cache has."""
+        capacity = limits.kv_cache_tokens or limits.max_model_len
+        self._limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity))
+
+    def prepare(self, route: Route, body: Sequence[Buffer], now: float) -> Prepared | Answer:
+        """Prepare one request. ``body``: the raw body in pieces; ``now``: unix seconds.
+
+        Raises RequestError for whatever is wrong with the request, and nothing else.
+        """
+        if self._limits is None:
+            raise NOT_READY
+        data = b"".join(body)
+        check_depth(data, self._settings.max_json_depth)
+        match route:
+            case Route.COMPLETIONS:
+                return self._complete(self._completions.read(data), now, self._limits)
+            case Route.CHAT_COMPLETIONS:
+                return self._chat(self._chats.read(data), now, self._limits)
+            case Route.TOKENIZE:
+                return self._tokenize(self._tokenizes.read(data), now, self._limits)
+            case Route.DETOKENIZE:
+                return self._detokenize(self._detokenizes.read(data), self._limits)
+
+    # --- routes -----------------------------------------------------------------------------------------------
+
+    def _complete(self, body: CompletionBody, now: float, limits: EngineLimits) -> Prepared:
+        self._check_model(body.model)
+        if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
+            raise RequestError("'best_of' must equal 'n'.", param="best_of", code="invalid_value")
+        max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        add_special_tokens = body.add_special_tokens is not False
+        return self._generate(
+            Route.COMPLETIONS, body, prompt_list(body.prompt), max_tokens, add_special_tokens, now, limits
+        )
+
+    def _chat(self, body: ChatBody, now: float, limits: EngineLimits) -> Prepared:
+        self._check_model(body.model)
+        text = self._render(body.messages, body, now)
+        max_tokens, add_special_tokens = _chat_max_tokens(body), bool(body.add_special_tokens)
+        return self._generate(Route.CHAT_COMPLETIONS, body, [text], max_tokens, add_special_tokens, now, limits)
+
+    def _tokenize(self, body: TokenizeBody, now: float, limits: EngineLimits) -> Answer:
+        self._check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            message = "Exactly one of 'prompt' and 'messages' is required."
+            raise RequestError(message, param="prompt", code="invalid_value")
+        if body.prompt is not None:
+            text, param = body.prompt, "prompt"
+            add_special_tokens = body.add_special_tokens is not False
+        else:
+            text, param = self._render(body.messages or [], body, now), "messages"
+            add_special_tokens = bool(body.add_special_tokens)
+        ids = self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
+        token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
+        answer = {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": token_strs}
+        return Answer(orjson.dumps(answer))
+
+    def _detokenize(self, body: DetokenizeBody, limits: EngineLimits) -> Answer:
+        self._check_model(body.model)
+        check_token_ids("tokens", body.tokens, limits.vocab_size)
+        return Answer(orjson.dumps({"prompt": self._encoder.decode(body.tokens)}))
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _generate(
+        self,
+        route: Route,
+        body: GenerationBody,
+        prompts: list[Prompt],
+        max_tokens: int | None,  # None: what the prompt leaves of the context
+        add_special_tokens: bool,
+        now: float,
+        limits: EngineLimits,
+    ) -> Prepared:
+        """The common way of both kinds of generation: all that is cheap to check comes before encoding."""
+        _check_stream_options(body)
+        stop = stop_strings(body.stop)
+        sampling = sampling_params(
+            body,
+            max_tokens=limits.max_model_len if max_tokens is None else max_tokens,
+            defaults=self._defaults,
+            limits=limits,
+            seed=self._randbits(63),
+        )
+        self._check_fan_out(len(prompts), sampling.n)
+        keep = _num_tokens_to_keep(body, max_tokens or 1, limits)
+        param = "messages" if route == Route.CHAT_COMPLETIONS else "prompt"
+        token_ids = [self._token_ids(prompt, param, add_special_tokens, keep, limits) for prompt in prompts]
+        prefix = "chatcmpl" if route == Route.CHAT_COMPLETIONS else "cmpl"
+        return finished(
+            route,
+            body,
+            token_ids=token_ids,
+            bare_prompts=tuple(i for i, ids in enumerate(token_ids) if self._encoder.is_bare(ids)),
+            sampling=sampling,
+            stop=stop,
+            max_model_len=limits.max_model_len,
+            model=self._model_name,
+            response_id=f"{prefix}-{self._randbits(128):032x}",
+            created=int(now),
+        )
+
+    def _token_ids(
+        self, prompt: Prompt, param: str, add_special_tokens: bool, keep: int | None, limits: EngineLimits
+    ) -> list[int]:
+        """Token ids of one prompt, its last ``keep`` ones, known to fit."""
+        if isinstance(prompt, str):
+            token_ids = self._encoder.encode(
+                prompt, add_special_tokens=add_special_tokens, limits=limits, param=param, guarded=keep is None
+            )
+        else:
+            check_token_ids(param, prompt, limits.vocab_size)
+            token_ids = prompt
+        if keep is not None:
+            token_ids = token_ids[-keep:]
+        check_length(token_ids, limits.max_model_len, param)
+        return token_ids
+
+    def _check_model(self, model: str | None) -> None:
+        if model is not None and model != self._model_name:
+            message = f"The model '{model[:200]}' does not exist; this server serves '{self._model_name}'."
+            raise RequestError(message, status=404, param="model", code="model_not_found")
+
+    def _check_fan_out(self, num_prompts: int, n: int) -> None:
+        num_choices, max_choices = num_prompts * n, self._settings.max_choices
+        if num_choices > max_choices:
+            message = f"Prompts times 'n' is {num_choices}; this server allows at most {max_choices} per request."
+            raise RequestError(message, param="n" if n > 1 else "prompt", code="too_many_choices")
+
+    def _render(self, messages: list[Message], body: ChatBody | TokenizeBody, now: float) -> str:
+        if self._template is None:
+            message = "This model has no chat template: use /v1/completions."
+            raise RequestError(message, param="messages", code="no_chat_template")
+        return conversation.render(
+            self._template,
+            messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            variables=body.chat_template_kwargs,
+            now=now,
+            mark=f"\ue000{self._randbits(128):032x}\ue000",
+        )
+
+
+def _chat_max_tokens(body: ChatBody) -> int | None:
+    """``max_completion_tokens``, or its older name."""
+    if body.max_completion_tokens is None:
+        return body.max_tokens
+    if body.max_tokens not in (None, body.max_completion_tokens):
+        message = "'max_tokens' and 'max_completion_tokens' mean the same, but differ."
+        raise RequestError(message, param="max_completion_tokens", code="invalid_value")
+    if body.max_completion_tokens < 1:
+        message = f"'max_completion_tokens' must be at least 1, not {body.max_completion_tokens}."
+        raise RequestError(message, param="max_completion_tokens", code="invalid_value")
+    return body.max_completion_tokens
+
+
+def _num_tokens_to_keep(body: GenerationBody, max_tokens: int, limits: EngineLimits) -> int | None:
+    """``truncate_prompt_tokens``; -1 keeps as many as leave room for ``max_tokens``; None keeps all."""
+    keep = body.truncate_prompt_tokens
+    if keep is None or keep >= 1:
+        return keep
+    if keep == -1:
+        return max(1, limits.max_model_len - max_tokens)
+    message = "'truncate_prompt_tokens' must be at least 1, or -1 for as many as fit."
+    raise RequestError(message, param="truncate_prompt_tokens", code="invalid_value")
+
+
+def _check_stream_options(body: GenerationBody) -> None:
+    options = body.stream_options
+    if options is None:
+        return
+    refuse_unsupported(options, STREAM_OPTIONS_NEUTRAL, param="stream_options")
+    if not body.stream:
+        message = "'stream_options' is allowed only with 'stream': true."
+        raise RequestError(message, param="stream_options", code="invalid_value")
+    if options.continuous_usage_stats and not options.include_usage:
+        message = "'continuous_usage_stats' needs 'include_usage': true."
+        raise RequestError(message, param="stream_options", code="invalid_value")

@@ -1,0 +1,136 @@
+"""A request's sampling fields, checked and completed with the model's own defaults. Tokenizer worker; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tokservice.protocol.requests import GenerationBody
+from tokservice.tokenizer.model_files import read_json
+from tokservice.tokenizer.prompts import check_token_ids
+from tokservice.wire.errors import RequestError, StartupError
+from tokservice.wire.messages import EngineLimits, SamplingParams
+
+T = TypeVar("T")
+
+MAX_SEED = 2**63 - 1
+MIN_TEMPERATURE = 1e-5  # below it sampling is greedy: the logits divided by it would overflow
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What ``generation_config.json`` of the model says; it applies where a request leaves the field out."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def load_defaults(model_dir: Path) -> GenerationDefaults:
+    """Read ``generation_config.json``, where there is one. Raises StartupError."""
+    path = model_dir / "generation_config.json"
+    config = read_json(path)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(GenerationDefaults):
+        name, value = field.name, config.get(field.name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or (name == "top_k" and value != int(value)):
+            raise StartupError(f"{path}: {name} must be a number, not {value!r}")
+        values[name] = type(field.default)(value)
+    return GenerationDefaults(**values)
+
+
+def sampling_params(
+    body: GenerationBody, *, max_tokens: int, defaults: GenerationDefaults, limits: EngineLimits, seed: int
+) -> SamplingParams:
+    """Build the parameters for the engine. Raises RequestError (400), which names the field.
+
+    ``max_tokens`` is what the client asked for, or the default; ``seed`` is used where the client gave none.
+    """
+    _check("max_tokens", max_tokens, 1, None)
+    min_tokens = _or(body.min_tokens, 0)
+    _check("min_tokens", min_tokens, 0, max_tokens)
+    temperature = _or(body.temperature, defaults.temperature)
+    _check("temperature", temperature, 0, None)
+    top_p = _or(body.top_p, defaults.top_p)
+    if not 0 < top_p <= 1:
+        raise _invalid("top_p", top_p, "must be above 0 and at most 1")
+    min_p = _or(body.min_p, defaults.min_p)
+    _check("min_p", min_p, 0, 1)
+    presence_penalty = _or(body.presence_penalty, 0.0)
+    _check("presence_penalty", presence_penalty, -2, 2)
+    frequency_penalty = _or(body.frequency_penalty, 0.0)
+    _check("frequency_penalty", frequency_penalty, -2, 2)
+    repetition_penalty = _or(body.repetition_penalty, defaults.repetition_penalty)
+    _check("repetition_penalty", repetition_penalty, 0.01, 100)
+    top_k = _or(body.top_k, defaults.top_k)
+    if body.seed is not None:
+        _check("seed", body.seed, -MAX_SEED - 1, MAX_SEED)
+        seed = body.seed & MAX_SEED
+    priority = _or(body.priority, 0)
+    _check("priority", priority, -(2**31), 2**31 - 1)
+    stop_token_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
+    check_token_ids("stop_token_ids", stop_token_ids, limits.vocab_size)
+    logit_bias = body.logit_bias or {}
+    check_token_ids("logit_bias", tuple(logit_bias), limits.vocab_size)
+    for value in logit_bias.values():
+        _check("logit_bias", value, -100, 100)
+    return SamplingParams(
+        n=num_choices_per_prompt(body),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
+        top_p=top_p,
+        top_k=top_k if 0 < top_k < limits.vocab_size else 0,
+        min_p=min_p,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=stop_token_ids,
+        logit_bias_ids=tuple(logit_bias),
+        logit_bias_values=tuple(logit_bias.values()),
+        priority=priority,
+    )
+
+
+def num_choices_per_prompt(body: GenerationBody) -> int:
+    """``n``. Raises RequestError."""
+    n = _or(body.n, 1)
+    _check("n", n, 1, None)
+    return n
+
+
+def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
+    """``stop`` as a tuple. An empty string would match everywhere, so it is refused. Raises RequestError."""
+    stops = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ()))
+    if len(stops) > MAX_STOP_STRINGS:
+        raise RequestError(f"'stop' may hold at most {MAX_STOP_STRINGS} strings.", param="stop", code="invalid_value")
+    if "" in stops:
+        raise RequestError("'stop' must not hold an empty string.", param="stop", code="invalid_value")
+    if any(len(text) > MAX_STOP_CHARS for text in stops):
+        message = f"A stop string may have at most {MAX_STOP_CHARS} characters."
+        raise RequestError(message, param="stop", code="invalid_value")
+    return stops
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
+def _check(param: str, value: float, low: float, high: float | None) -> None:
+    if value < low or (high is not None and value > high):
+        bounds = f"must be at least {low}" if high is None else f"must be between {low} and {high}"
+        raise _invalid(param, value, bounds)
+
+
+def _invalid(param: str, value: float, rule: str) -> RequestError:
+    return RequestError(f"Invalid '{param}': {rule}, not {value}.", param=param, code="invalid_value")

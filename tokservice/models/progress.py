@@ -6,6 +6,7 @@ Runs in the launcher. Imports tqdm only when a bar is drawn.
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from types import TracebackType
 from typing import Any, Self
@@ -29,7 +30,15 @@ class Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            self._bar = tqdm(desc=self._title, total=self._total, unit=self._unit, unit_scale=self._unit_scale)
+            columns, rows = shutil.get_terminal_size()  # 80x24 on a terminal that does not know its size
+            self._bar = tqdm(
+                desc=self._title,
+                total=self._total,
+                unit=self._unit,
+                unit_scale=self._unit_scale,
+                ncols=columns,
+                nrows=rows,
+            )
         else:
             logger.info("%s: started", self._title)
         return self

@@ -5,7 +5,9 @@ Runs in the launcher, which imports it: so nothing heavy here before it is neede
 
 from __future__ import annotations
 
+import os
 import re
+import textwrap
 from pathlib import Path
 
 from tokservice.models import default_model
@@ -14,6 +16,7 @@ from tokservice.wire.errors import ConfigError, StartupError
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # org/name
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
 _NOT_HUB_FILES = ["*/*", "consolidated*"]  # the same weights once more, in other formats
+_MAX_REASON = 300  # characters of the Hub library's message, which spans lines
 
 
 def resolve_model(path_or_id: str) -> Path:
@@ -24,9 +27,8 @@ def resolve_model(path_or_id: str) -> Path:
     """
     if path_or_id == default_model.NAME:
         return default_model.ensure_default_model()
-    local = Path(path_or_id).expanduser()
-    if local.exists():
-        folder = local.resolve()
+    if local := _existing(path_or_id):
+        folder = local
     elif _HUB_ID.fullmatch(path_or_id):
         folder = _snapshot(path_or_id)
     else:
@@ -45,10 +47,13 @@ def served_name(path_or_id: str, override: str = "") -> str:
     """The model's name in the API: ``override``, or the name of the default model, folder or Hub id itself."""
     if override:
         return override
-    local = Path(path_or_id).expanduser()
-    if path_or_id != default_model.NAME and local.exists():
-        return local.resolve().name
-    return path_or_id
+    local = None if path_or_id == default_model.NAME else _existing(path_or_id)
+    return local.name if local else path_or_id
+
+
+def _existing(path: str) -> Path | None:
+    local = os.path.expanduser(path)  # this and exists() take any text at all, unlike their pathlib twins
+    return Path(local).resolve() if os.path.exists(local) else None
 
 
 def _snapshot(hub_id: str) -> Path:
@@ -58,5 +63,5 @@ def _snapshot(hub_id: str) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_NOT_HUB_FILES))
     except Exception as error:  # the library, its transfer back ends and its HTTP client raise many kinds
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        reason = textwrap.shorten(str(error) or type(error).__name__, _MAX_REASON, placeholder=" ...")
         raise StartupError(f"model.path: no folder {hub_id} here, and the Hub did not give it: {reason}") from error

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN, FFN = 4, 2, 8, 32, 64
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello"]
+MERGES = ["h e", "l l", "he ll", "hell o", "Ġ hello", "1 2"]  # the last one must never apply: digits stand alone
 TOKENS = [*SPECIAL_TOKENS, *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
 
 

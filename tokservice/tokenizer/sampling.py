@@ -43,7 +43,7 @@ def load_defaults(model_dir: Path) -> GenerationDefaults:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (name == "top_k" and value != int(value)):
             raise StartupError(f"{path}: {name} must be a number, not {value!r}")
-        values[name] = type(field.default)(value)
+        values[name] = int(value) if name == "top_k" else float(value)
     return GenerationDefaults(**values)
 
 

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import tiny_models
+from tests.helpers.sse import events, text_of
+from tokservice.detokenizer import vocabulary
+from tokservice.detokenizer.respond import Responder
+from tokservice.protocol import context as contexts
+from tokservice.protocol.context import Context
+from tokservice.wire.messages import FinishReason, Route
+
+RUNNING = FinishReason.RUNNING
+VOCABULARY = vocabulary.build(tiny_models.parsed(tiny_models.byte_fallback()))
+SIZE = len(VOCABULARY.all_bytes)
+BYTES_OF_EURO = [VOCABULARY.all_bytes.index(bytes([byte]), 3) for byte in "€".encode()]
+
+token_ids = st.lists(st.integers(0, SIZE - 1) | st.sampled_from(BYTES_OF_EURO), min_size=1, max_size=12)
+steps = st.tuples(st.integers(0, 1), token_ids)
+finishes = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
+stop_lists = st.lists(st.sampled_from(["€", "\x00", "in", " the", "a€", "hello"]), max_size=3, unique=True).map(tuple)
+
+
+@st.composite
+def requests(draw: st.DrawFn, stream: bool) -> tuple[bytes, list[tuple[int, list[int], FinishReason]]]:
+    """A context of two choices, and the engine's steps for it: (choice, new tokens, finish reason)."""
+    include_usage = draw(st.booleans())
+    values: dict[str, Any] = {
+        "route": draw(st.sampled_from([Route.COMPLETIONS, Route.CHAT_COMPLETIONS])),
+        "response_id": "id",
+        "created": 1,
+        "model": "m",
+        "n": draw(st.sampled_from([1, 2])),
+        "stream": stream,
+        "include_usage": include_usage,
+        "continuous_usage": include_usage and draw(st.booleans()),
+        "stop": draw(stop_lists),
+        "include_stop": draw(st.booleans()),
+        "skip_special_tokens": draw(st.booleans()),
+        "min_tokens": draw(st.integers(0, 3)),
+        "bare_prompts": draw(st.sampled_from([(), (0,)])),
+    }
+    values["num_prompt_tokens"] = (3,) * (2 // values["n"])
+    running = [(choice, ids, RUNNING) for choice, ids in draw(st.lists(steps, max_size=8))]
+    last = [(choice, draw(token_ids), draw(finishes)) for choice in (0, 1)]
+    return contexts.encode(Context(**values)), [*running, *last]
+
+
+def feed(responder: Responder, events: list[tuple[int, list[int], FinishReason]]) -> tuple[list[bytes], list[Any]]:
+    fed = [responder.feed(*event) for event in events]
+    return [item.data for item in fed], fed
+
+
+@given(requests(stream=True) | requests(stream=False), st.data())
+def test_a_replay_goes_on_with_the_same_bytes(
+    request: tuple[bytes, list[tuple[int, list[int], FinishReason]]], data: st.DataObject
+) -> None:
+    """Both at every cut and with a part of the consumed tokens not yet delivered."""
+    context, steps = request
+    expected, feds = feed(Responder(VOCABULARY, context), steps)
+    cut = data.draw(st.integers(0, len(steps)))
+    output_ids: list[list[int]] = [[], []]
+    finished = [RUNNING, RUNNING]
+    for (choice, ids, _), fed in zip(steps[:cut], feds[:cut], strict=True):
+        output_ids[choice] += ids[: fed.num_consumed]
+        finished[choice] = fed.finish_reason or finished[choice]
+    if feds[cut - 1].last and cut:
+        return  # complete: nobody takes it over
+    delivered = list(map(len, output_ids))
+    successor = Responder(VOCABULARY, context, delivered, finished, output_ids)
+    owed = successor.begin()
+    assert not owed
+    actual, _ = feed(successor, steps[cut:])
+    assert actual == expected[cut:]
+
+
+@given(requests(stream=True), st.data())
+def test_what_was_consumed_but_not_delivered_is_owed(
+    request: tuple[bytes, list[tuple[int, list[int], FinishReason]]], data: st.DataObject
+) -> None:
+    context, steps = request
+    _, feds = feed(Responder(VOCABULARY, context), steps)
+    whole = b"".join(fed.data for fed in feds)
+    output_ids: list[list[int]] = [[], []]
+    finished = [RUNNING, RUNNING]
+    for (choice, ids, _), fed in zip(steps, feds, strict=True):
+        output_ids[choice] += ids[: fed.num_consumed]
+        finished[choice] = fed.finish_reason or finished[choice]
+    delivered = [data.draw(st.integers(0, len(ids) - 1)) for ids in output_ids]
+    before = Responder(VOCABULARY, context)
+    seen = b"".join(
+        before.feed(choice, ids[:num], RUNNING).data
+        for choice, (ids, num) in enumerate(zip(output_ids, delivered, strict=True))
+    )
+    successor = Responder(VOCABULARY, context, delivered, finished, output_ids)
+    stream = seen + b"".join(fed.data for fed in successor.begin())
+    for choice in (0, 1):
+        assert text_of(events(stream), choice) == text_of(events(whole), choice)
+
+
+@given(requests(stream=True))
+def test_stream_and_plain_response_agree(request: tuple[bytes, list[tuple[int, list[int], FinishReason]]]) -> None:
+    context, steps = request
+    streamed = b"".join(feed(Responder(VOCABULARY, context), steps)[0])
+    decoded = contexts.decode(context)
+    fields = {name: getattr(decoded, name) for name in decoded.__struct_fields__}
+    plain = json.loads(
+        b"".join(feed(Responder(VOCABULARY, contexts.encode(Context(**fields | {"stream": False}))), steps)[0])
+    )
+    parsed = events(streamed)
+    for choice in plain["choices"]:
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        assert text_of(parsed, choice["index"]) == text
+        closing = [c for e in parsed for c in e["choices"] if c["index"] == choice["index"]][-1]
+        assert closing["finish_reason"] == choice["finish_reason"] is not None
+    if fields["include_usage"]:
+        assert parsed[-1]["usage"] == plain["usage"]

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.helpers.sse import chunks, events, text_of
+from tokservice.detokenizer.respond import Fed, Responder
+from tokservice.detokenizer.vocabulary import Vocabulary
+from tokservice.protocol import context as contexts
+from tokservice.protocol.context import Context
+from tokservice.wire.errors import ENGINE_FAILED, WireError, sse_error
+from tokservice.wire.messages import FinishReason, Route
+
+RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LENGTH
+A, B, C, EOS, EURO_1, EURO_2, LINES, SPACED = range(8)
+WORDS = [b"a", b"b", b"c", b"<eos>", b"\xe2\x82", b"\xac", "\u2028\u2029\x85\r\n\x0b".encode(), b" in the"]
+VOCABULARY = Vocabulary(WORDS, [*WORDS[:3], b"", *WORDS[4:]], strips_leading_space=True)
+
+
+def context(**fields: Any) -> bytes:
+    values: dict[str, Any] = {
+        "route": Route.CHAT_COMPLETIONS,
+        "response_id": "chatcmpl-1",
+        "created": 1700000000,
+        "model": "tiny",
+        "n": 1,
+        "num_prompt_tokens": (5,),
+        "stream": True,
+        "include_usage": False,
+        "continuous_usage": False,
+        "stop": (),
+        "include_stop": False,
+        "skip_special_tokens": True,
+        "min_tokens": 0,
+        "bare_prompts": (),
+    }
+    return contexts.encode(Context(**values | fields))
+
+
+def responder(**fields: Any) -> Responder:
+    return Responder(VOCABULARY, context(**fields))
+
+
+def test_chat_stream() -> None:
+    made = responder()
+    first = made.feed(0, [A], RUNNING)
+    assert first == Fed(0, first.data, 1)
+    assert first.data == (
+        b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1700000000,"model":"tiny","choices":'
+        b'[{"index":0,"delta":{"role":"assistant","content":"a"},"logprobs":null,"finish_reason":null}]}\n\n'
+    )
+    assert made.feed(0, [B], RUNNING).data == first.data.replace(b'"role":"assistant",', b"").replace(b'"a"', b'"b"')
+    last = made.feed(0, [EOS], STOP)
+    assert (last.num_consumed, last.finish_reason, last.status, last.last) == (1, STOP, 0, True)
+    (closing,) = events(last.data)
+    assert closing["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_completion_stream() -> None:
+    made = responder(route=Route.COMPLETIONS, response_id="cmpl-1")
+    stream = made.feed(0, [A], RUNNING).data + made.feed(0, [B], LENGTH).data
+    assert [event["object"] for event in events(stream)] == ["text_completion"] * 2
+    assert [event["choices"][0] for event in events(stream)] == [
+        {"index": 0, "text": "a", "logprobs": None, "finish_reason": None},
+        {"index": 0, "text": "b", "logprobs": None, "finish_reason": "length"},
+    ]
+
+
+def test_an_empty_chat_answer_still_names_its_role() -> None:
+    (closing,) = events(responder().feed(0, [EOS], STOP).data)
+    assert closing["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+@pytest.mark.parametrize("route", [Route.COMPLETIONS, Route.CHAT_COMPLETIONS])
+def test_plain_response(route: Route) -> None:
+    made = responder(route=route, stream=False, n=2, num_prompt_tokens=(5, 7))
+    for choice in (0, 3, 1):
+        assert made.feed(choice, [A, B], LENGTH) == Fed(choice, b"", 2, LENGTH)
+    last = made.feed(2, [C, EOS], STOP, num_cached_tokens=4)
+    assert (last.status, last.last) == (200, True)
+    body = json.loads(last.data)
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+    assert [choice["finish_reason"] for choice in body["choices"]] == ["length", "length", "stop", "length"]
+    if route == Route.COMPLETIONS:
+        assert [choice["text"] for choice in body["choices"]] == ["ab", "ab", "c", "ab"]
+    else:
+        assert body["choices"][2]["message"] == {"role": "assistant", "content": "c"}
+        assert body["object"] == "chat.completion"
+    assert body["usage"] == {
+        "prompt_tokens": 12,
+        "completion_tokens": 8,
+        "total_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_usage_comes_once_without_choices_before_the_end(n: int) -> None:
+    """The usage chunk carried choices; elsewhere usage was null in all chunks: litellm#28735."""
+    made = responder(include_usage=True, n=n)
+    stream = b"".join(made.feed(choice, [A, B], LENGTH).data for choice in range(n))
+    *earlier, last = events(stream)
+    assert all(event["usage"] is None for event in earlier)
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == 5 + 2 * n
+
+
+def test_usage_is_the_same_streamed_and_plain_for_any_bundling() -> None:
+    """Usage counted engine messages instead of tokens: vllm#8625."""
+    bundled = responder(include_usage=True).feed(0, [A, B, C], LENGTH).data
+    plain = responder(stream=False).feed(0, [A, B, C], LENGTH).data
+    assert events(bundled)[-1]["usage"] == json.loads(plain)["usage"]
+
+
+def test_continuous_usage() -> None:
+    made = responder(include_usage=True, continuous_usage=True)
+    stream = made.feed(0, [A], RUNNING, num_cached_tokens=99).data + made.feed(0, [B, C], LENGTH).data
+    assert [event["usage"]["completion_tokens"] for event in events(stream)] == [1, 3, 3]
+    assert events(stream)[0]["usage"]["prompt_tokens_details"] == {"cached_tokens": 5}
+
+
+def test_line_ends_are_escaped() -> None:
+    """Raw U+2028, U+2029 and U+0085 in a data line broke clients: typescript-sdk#1926."""
+    stream = responder(model="m\u2028").feed(0, [LINES], LENGTH).data
+    assert text_of(events(stream)) == "\u2028\u2029\x85\r\n\x0b"
+
+
+def test_a_stop_string_ends_the_choice_and_later_tokens_are_ignored() -> None:
+    made = responder(stop=("bc",), include_usage=True)
+    assert made.feed(0, [A, B], RUNNING).num_consumed == 2
+    fed = made.feed(0, [C, A, A], RUNNING)
+    assert (fed.num_consumed, fed.finish_reason, fed.last) == (1, STOP, True)
+    assert events(fed.data)[-1]["usage"]["completion_tokens"] == 3
+    assert made.feed(0, [A], RUNNING) == made.feed(0, [], FinishReason.ABORT) == Fed(0)
+
+
+def test_tokens_without_text_make_no_event() -> None:
+    assert responder().feed(0, [EURO_1], RUNNING) == Fed(0, b"", 1)
+
+
+def test_special_tokens_are_shown_on_demand() -> None:
+    assert text_of(events(responder(skip_special_tokens=False).feed(0, [EOS, A], LENGTH).data)) == "<eos>a"
+    assert text_of(events(responder().feed(0, [EOS, A], LENGTH).data)) == "a"
+
+
+def test_the_leading_blank_is_dropped_only_where_no_text_precedes() -> None:
+    """transformers#22710, tokenizers#2212"""
+    made = responder(num_prompt_tokens=(1, 5), bare_prompts=(0,), stream=False)
+    made.feed(0, [SPACED, SPACED], LENGTH)
+    body = json.loads(made.feed(1, [SPACED], LENGTH).data)
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["in the in the", " in the"]
+
+
+def test_an_engine_failure_is_told_to_the_client() -> None:
+    """A failure after the first chunk just closed the connection: litellm#39748."""
+    made = responder(n=2)
+    made.feed(0, [A], RUNNING)
+    fed = made.feed(0, [B], FinishReason.ERROR)
+    assert fed == Fed(0, sse_error(ENGINE_FAILED), 0, FinishReason.ERROR, 0, True)
+    assert events(fed.data)[0]["error"]["code"] == "engine_error"
+    assert made.feed(1, [A], RUNNING) == Fed(1)
+    plain = responder(stream=False).feed(0, [], FinishReason.ERROR)
+    assert (plain.data, plain.status, plain.last) == (ENGINE_FAILED.body(), 500, True)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_aborted_request_ends_without_bytes(stream: bool) -> None:
+    made = responder(stream=stream, n=2)
+    assert made.feed(0, [], FinishReason.ABORT) == Fed(0, b"", 0, FinishReason.ABORT)
+    assert made.feed(1, [], FinishReason.ABORT) == Fed(1, b"", 0, FinishReason.ABORT, 0, True)
+
+
+def test_a_request_taken_over_tells_what_the_client_has_not_seen() -> None:
+    taken_over = Responder(VOCABULARY, context(n=2), [1, 2], [RUNNING, LENGTH], [[A, B], [A, B]])
+    (owed,) = taken_over.begin()
+    assert (owed.choice, owed.num_consumed, owed.last) == (0, 0, False)
+    assert text_of(chunks(owed.data)) == "b"
+    assert b"role" not in owed.data
+    assert taken_over.feed(0, [C], LENGTH).last
+
+
+def test_a_plain_request_whose_choices_had_all_ended_is_answered_at_once() -> None:
+    taken_over = Responder(VOCABULARY, context(stream=False), [2], [STOP], [[A, EOS]])
+    (owed,) = taken_over.begin()
+    assert (owed.status, owed.last) == (200, True)
+    assert json.loads(owed.data)["choices"][0]["message"]["content"] == "a"
+    assert taken_over.begin() == []
+
+
+def test_a_new_request_owes_nothing() -> None:
+    assert responder().begin() == []
+
+
+def test_a_malformed_context_is_a_wire_error() -> None:
+    for frame in (b"", b"\xff", context()[:-1], context() + b"x"):
+        with pytest.raises(WireError):
+            Responder(VOCABULARY, frame)

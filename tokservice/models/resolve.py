@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 from tokservice.models import default_model
+from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import ConfigError, StartupError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # org/name
@@ -25,7 +26,7 @@ def resolve_model(path_or_id: str) -> Path:
     The folder is sure to hold a tokenizer.json and nothing else: a simulated engine needs no more, so the engine
     itself asks for config and weights. Raises ConfigError or StartupError, each with one clear line.
     """
-    if path_or_id == default_model.NAME:
+    if path_or_id == DEFAULT_MODEL:
         return default_model.ensure_default_model()
     if local := _existing(path_or_id):
         folder = local
@@ -34,7 +35,7 @@ def resolve_model(path_or_id: str) -> Path:
     else:
         raise ConfigError(
             f"model.path: {path_or_id!r} is neither an existing folder, nor a Hub id (org/name),"
-            f" nor the default model ({default_model.NAME})"
+            f" nor the default model ({DEFAULT_MODEL})"
         )
     if not folder.is_dir():
         raise ConfigError(f"model.path: {path_or_id} is a file; expected the folder that holds the model")
@@ -47,7 +48,7 @@ def served_name(path_or_id: str, override: str = "") -> str:
     """The model's name in the API: ``override``, or the name of the default model, folder or Hub id itself."""
     if override:
         return override
-    local = None if path_or_id == default_model.NAME else _existing(path_or_id)
+    local = None if path_or_id == DEFAULT_MODEL else _existing(path_or_id)
     return local.name if local else path_or_id
 
 

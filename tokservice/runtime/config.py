@@ -150,7 +150,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _require(self.kind in ("torch", "simulated"), "engine.kind", "must be torch or simulated")
         _require(1 <= self.processes <= 64, "engine.processes", "must be between 1 and 64")
-        _require(self.weight_format in ("auto", "float32", "int8"), "engine.weight_format", "must be auto, float32 or int8")
+        _require(
+            self.weight_format in ("auto", "float32", "int8"), "engine.weight_format", "must be auto, float32 or int8"
+        )
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             _require(getattr(self, name) >= 1, f"engine.{name}", "must be at least 1")
         for name in ("threads", "kv_cache_tokens", "kv_cache_bytes"):
@@ -182,12 +184,12 @@ class RuntimeConfig:
     drain_timeout_s: float = 30.0  # after SIGTERM, for running requests
     heartbeat_s: float = 0.5
     stall_timeout_s: float = 5.0  # no heartbeat for so long: not ready
-    engine_stall_timeout_s: float = 30.0  # the same for an engine, whose single step may be long
+    busy_stall_timeout_s: float = 30.0  # the same for tokenizers and engines, whose single piece of work may be long
 
     def __post_init__(self) -> None:
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "runtime.log_level", f"must be one of {', '.join(levels)}")
-        for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s", "stall_timeout_s", "engine_stall_timeout_s"):
+        for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s", "stall_timeout_s", "busy_stall_timeout_s"):
             _require(getattr(self, name) > 0, f"runtime.{name}", "must be above 0")
 
 
@@ -208,7 +210,9 @@ class Config:
 # --- reading and writing --------------------------------------------------------------------------------------
 
 
-def resolve(file: Path | None = None, settings: Iterable[str] = (), overrides: Mapping[str, Any] | None = None) -> Config:
+def resolve(
+    file: Path | None = None, settings: Iterable[str] = (), overrides: Mapping[str, Any] | None = None
+) -> Config:
     """Defaults, then a TOML file, then ``section.key=value`` settings, then typed overrides ('api.port': 1).
 
     Raises ConfigError, which names the key.

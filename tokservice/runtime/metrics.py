@@ -161,7 +161,9 @@ def _add(totals: dict[tuple[str, str], list[float]], key: tuple[str, str], value
 
 def _lines(name: str, spec: Spec, labels: str, values: list[float]) -> list[str]:
     if spec.kind != "histogram":
-        return [f"{PREFIX}{name}{{{labels}}} {_number(values[0])}" if labels else f"{PREFIX}{name} {_number(values[0])}"]
+        return [
+            f"{PREFIX}{name}{{{labels}}} {_number(values[0])}" if labels else f"{PREFIX}{name} {_number(values[0])}"
+        ]
     prefix = f"{labels}," if labels else ""
     counts = list(itertools.accumulate(values[:-1]))
     bounds = [*map(_number, spec.buckets), "+Inf"]
@@ -170,7 +172,11 @@ def _lines(name: str, spec: Spec, labels: str, values: list[float]) -> list[str]
         for bound, count in zip(bounds, counts, strict=True)
     ]
     braces = f"{{{labels}}}" if labels else ""
-    return [*lines, f"{PREFIX}{name}_sum{braces} {_number(values[-1])}", f"{PREFIX}{name}_count{braces} {_number(counts[-1])}"]
+    return [
+        *lines,
+        f"{PREFIX}{name}_sum{braces} {_number(values[-1])}",
+        f"{PREFIX}{name}_count{braces} {_number(counts[-1])}",
+    ]
 
 
 def _number(value: float) -> str:

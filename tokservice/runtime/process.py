@@ -91,7 +91,7 @@ class Process:
         self._channels: dict[zmq.Socket[bytes], tuple[Channel, Callable[[str, Message], None]]] = {}
         self._poller = zmq.Poller()
         self._next_beat = 0.0
-        self._topology_version = -1
+        self.topology_version = 0
 
     def endpoint(self, purpose: str) -> str:
         """A fresh address for an inbox of this incarnation."""
@@ -110,9 +110,7 @@ class Process:
         del self._channels[channel.socket]
         channel.close()
 
-    def hello(
-        self, endpoints: tuple[str, ...] = (), capacity: int = 0, limits: EngineLimits | None = None
-    ) -> Hello:
+    def hello(self, endpoints: tuple[str, ...] = (), capacity: int = 0, limits: EngineLimits | None = None) -> Hello:
         """This process's hello, for the supervisor and the router."""
         return Hello(
             identity=self.identity,
@@ -124,15 +122,15 @@ class Process:
             limits=limits or EngineLimits(),
         )
 
-    def beat(self, service: Service) -> None:
-        """Send a heartbeat now."""
-        progress, unfinished = service.report(self.metrics)
+    def beat(self, report: Callable[[Metrics], tuple[int, int]]) -> None:
+        """Send a heartbeat now; ``report`` is that of ``Service``."""
+        progress, unfinished = report(self.metrics)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self.metrics.set("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
         self.metrics.set("process_resident_memory_bytes", _resident_bytes())
         malformed = self.control.num_malformed + sum(channel.num_malformed for channel, _ in self._channels.values())
         self.metrics.set("malformed_messages_total", malformed)
-        self.control.send(Heartbeat(progress, unfinished, self.metrics.snapshot()))
+        self.control.send(Heartbeat(progress, unfinished, self.topology_version, self.metrics.snapshot()))
 
     def run(self, service: Service) -> int:
         """The loop of a synchronous process, until the supervisor says stop. Control is read first."""
@@ -142,7 +140,7 @@ class Process:
             now = time.monotonic()
             if now >= self._next_beat:
                 self._next_beat = now + self.config.runtime.heartbeat_s
-                self.beat(service)
+                self.beat(service.report)
             pause_s = min(pause_s, self._next_beat - now)
             if self._flush():
                 pause_s = min(pause_s, FLUSH_INTERVAL_S)
@@ -184,9 +182,10 @@ class Process:
 
     def _on_control(self, service: Service, message: Message) -> None:
         match message:
-            case Topology() if message.version > self._topology_version:
-                self._topology_version = message.version
+            case Topology() if message.version > self.topology_version:
+                self.topology_version = message.version
                 service.on_topology(message)
+                self.beat(service.report)  # the supervisor waits until everyone knows
             case Stop(drain=True):
                 service.drain()
             case Stop():
@@ -203,6 +202,8 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
     run_dir = arguments.config.parent
     process = Process(name, run_dir)
     set_up_logging(name.identity, process.config.runtime.log_level)
+    if role is not Role.ENGINE:  # which has to know first whether it computes on the CPU
+        os.nice(getattr(process.config, role.label).nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor orders stops
     signal.signal(signal.SIGTERM, lambda *_: setattr(process, "stopping", True))
     try:

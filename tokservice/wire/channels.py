@@ -89,8 +89,8 @@ class Channel:
                 return
             frames = [part.bytes if len(part) < COPY_BELOW_BYTES else part for part in parts]
             try:
-                sender = bytes(frames.pop(0)).decode("ascii") if self._routed else ""
-                message = codec.decode(frames)
+                sender = parts[0].bytes.decode("ascii") if self._routed else ""
+                message = codec.decode(frames[1:] if self._routed else frames)
             except (WireError, UnicodeDecodeError):
                 self.num_malformed += 1
                 continue
@@ -168,12 +168,20 @@ class LoopChannel:
     and after every send (which can swallow the edge), reading goes on until the socket has no more.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, channel: Channel, on_message: Callable[[Message], None]):
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        channel: Channel,
+        on_message: Callable[[Message], None],
+        on_caught_up: Callable[[], None] = lambda: None,
+    ) -> None:
         self._loop = loop
         self._channel = channel
         self._on_message = on_message
+        self._on_caught_up = on_caught_up
         self._fd = int(channel.socket.fd)
         self._turn: asyncio.Handle | None = None
+        self._closed = False
         loop.add_reader(self._fd, self._wake)
         self._wake()
 
@@ -183,12 +191,18 @@ class LoopChannel:
         self._wake()
 
     @property
-    def has_unsent(self) -> bool:
-        """Whether the peer is behind: senders with a choice should wait."""
+    def is_behind(self) -> bool:
+        """Whether messages wait for the peer: whoever can should pause until ``on_caught_up``."""
         return self._channel.has_unsent
+
+    @property
+    def num_malformed(self) -> int:
+        """Messages dropped as malformed."""
+        return self._channel.num_malformed
 
     def close(self) -> None:
         """Stop reading and close the socket."""
+        self._closed = True
         self._loop.remove_reader(self._fd)
         if self._turn is not None:
             self._turn.cancel()
@@ -202,11 +216,13 @@ class LoopChannel:
         self._turn = None
         if self._channel.has_unsent:
             self._channel.flush()
-        received = 0
+            if not self._channel.has_unsent:
+                self._on_caught_up()
+        received = False
         for _, message in self._channel.receive():
-            received += 1
+            received = True
             self._on_message(message)
-            if self._channel.socket.closed:
+            if self._closed:
                 return
         if received:
             self._wake()

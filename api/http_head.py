@@ -1,0 +1,67 @@
+"""Heads of HTTP/1.1 responses (RFC 9112). Pure; API process."""
+
+from __future__ import annotations
+
+import re
+from email.utils import formatdate
+from http import HTTPStatus
+
+_REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
+_STATUS_LINES = {code: f"HTTP/1.1 {code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
+_RETRY_LATER = {429, 503}
+_UNSAFE_IN_LABEL = re.compile(rb"[^A-Za-z0-9._:-]")
+_MAX_LABEL_BYTES = 128
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+JSON = "application/json"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+def response_head(
+    status: int,
+    content_type: str,
+    *,
+    content_length: int | None,
+    chunked: bool,
+    keep_alive: bool,
+    label: bytes,
+    date: bytes,
+) -> bytes:
+    """Status line and headers. ``content_length`` None: the length is told by chunks or by closing."""
+    lines = [
+        _STATUS_LINES.get(status) or f"HTTP/1.1 {status} Unknown\r\n".encode(),
+        b"date: ",
+        date,
+        b"\r\ncontent-type: ",
+        content_type.encode("ascii"),
+        b"\r\nx-request-id: ",
+        label,
+    ]
+    if content_length is not None:
+        lines.append(b"\r\ncontent-length: %d" % content_length)
+    else:
+        lines.append(b"\r\ncache-control: no-cache\r\nx-accel-buffering: no")
+        if chunked:
+            lines.append(b"\r\ntransfer-encoding: chunked")
+    if status in _RETRY_LATER:
+        lines.append(b"\r\nretry-after: 1")
+    if status == HTTPStatus.UNAUTHORIZED:
+        lines.append(b"\r\nwww-authenticate: Bearer")
+    lines.append(b"\r\nconnection: keep-alive\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body (RFC 9112, section 7.1)."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def http_date(unix_s: float) -> bytes:
+    """The value of a Date header (RFC 9110, section 5.6.7)."""
+    return formatdate(unix_s, usegmt=True).encode("ascii")
+
+
+def safe_label(client_id: bytes) -> bytes:
+    """A client's own request id, fit to be echoed in a header and a log line."""
+    return _UNSAFE_IN_LABEL.sub(b"_", client_id[:_MAX_LABEL_BYTES])

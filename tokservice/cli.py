@@ -1,0 +1,132 @@
+"""The command ``tokservice``: resolve the configuration, check what can be checked, hand over to the supervisor."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import setproctitle
+
+import tokservice
+from tokservice.models.resolve import resolve_model, served_name
+from tokservice.runtime.config import Config, resolve
+from tokservice.runtime.logs import set_up_logging
+from tokservice.runtime.process import EXIT_CANNOT_START
+from tokservice.runtime.run_dir import run_directory
+from tokservice.runtime.supervisor import Supervisor
+from tokservice.wire.errors import ConfigError, StartupError
+
+API_KEY_VARIABLE = "TOKSERVICE_API_KEY"
+API_KEYS_FOR_CHILD = "TOKSERVICE_API_KEYS"
+
+# The usual flags, and the configuration keys that they set.
+FLAGS: dict[str, tuple[str, type, str]] = {
+    "--model": ("model.path", str, "the default model's name, a folder, or a Hub id"),
+    "--served-model-name": ("model.served_name", str, "name of the model in the API"),
+    "--max-model-len": ("model.max_model_len", int, "prompt and output tokens of one sequence"),
+    "--dtype": ("model.dtype", str, "auto, float32, bfloat16 or float16"),
+    "--chat-template": ("model.chat_template", str, "a Jinja file that replaces the model's own"),
+    "--host": ("api.host", str, "address to listen on"),
+    "--port": ("api.port", int, "port to listen on; 0 takes a free one"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry of the ``tokservice`` command. Returns the exit code: 0 clean, 3 cannot start."""
+    arguments = _parser().parse_args(argv)
+    try:
+        config = _resolve(arguments)
+    except (ConfigError, StartupError) as error:
+        print(f"tokservice: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    set_up_logging("launcher", config.runtime.log_level)
+    setproctitle.setproctitle("tokservice: launcher")
+    try:
+        port_guard, config = _reserve_port(config)
+        with closing(port_guard), run_directory(config.runtime.run_dir) as run_dir:
+            config = _with_model(config)
+            keys = [*arguments.api_key, *os.environ.pop(API_KEY_VARIABLE, "").split()]
+            environment = {API_KEYS_FOR_CHILD: " ".join(keys)} if keys else {}
+            return Supervisor(config, run_dir, environment).run(lambda supervisor: _print_banner(config, supervisor))
+    except (ConfigError, StartupError) as error:
+        print(f"tokservice: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+    except KeyboardInterrupt:
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tokservice", description=tokservice.__doc__)
+    parser.add_argument("--version", action="version", version=f"tokservice {tokservice.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="start every process and serve the OpenAI API")
+    serve.add_argument("--config", type=Path, help="a TOML file, see configs/")
+    serve.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting"
+    )
+    serve.add_argument(
+        "--api-key", action="append", default=[], help=f"clients need one of these; or set {API_KEY_VARIABLE}"
+    )
+    for flag, (key, kind, text) in FLAGS.items():
+        serve.add_argument(flag, dest=key, type=kind, help=text)
+    return parser
+
+
+def _resolve(arguments: argparse.Namespace) -> Config:
+    given: dict[str, Any] = {
+        key: value for key, _, _ in FLAGS.values() if (value := getattr(arguments, key)) is not None
+    }
+    return resolve(arguments.config, arguments.settings, given)
+
+
+def _reserve_port(config: Config) -> tuple[socket.socket, Config]:
+    """Find out first whether the port is free, and keep it: a bound socket that does not listen.
+
+    The API processes bind it too (SO_REUSEPORT); no child inherits this one. Raises StartupError.
+    """
+    host, port = config.api.host, config.api.port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
+            port = probe.getsockname()[1]
+        guard = socket.socket(family)
+        guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        guard.bind((host, port))
+    except (OSError, OverflowError) as error:
+        raise StartupError(f"cannot listen on {host}:{port}: {getattr(error, 'strerror', error)}") from error
+    return guard, dataclasses.replace(config, api=dataclasses.replace(config.api, port=port))
+
+
+def _with_model(config: Config) -> Config:
+    """The model on this machine, under the name that the API gives it."""
+    model = config.model
+    name = served_name(model.path, model.served_name)
+    path = str(resolve_model(model.path))
+    return dataclasses.replace(config, model=dataclasses.replace(model, path=path, served_name=name))
+
+
+def _print_banner(config: Config, supervisor: Supervisor) -> None:
+    host = f"[{config.api.host}]" if ":" in config.api.host else config.api.host
+    url = f"http://{host}:{config.api.port}"
+    body = f'{{"model": "{config.model.served_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    lines = [f"\ntokservice {tokservice.__version__} is ready at {url}   (model {config.model.served_name})\n"]
+    lines += [
+        f"  {child.role.label:<12} {child.slot}  pid {child.process.pid}"
+        for child in supervisor.children
+        if child.process is not None
+    ]
+    lines += [f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n"]
+    print("\n".join(lines), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,203 @@
+"""A detokenizer worker: sockets around ``Responder``. One message in per engine step, one out per API process."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokservice.detokenizer.respond import Fed, Responder
+from tokservice.detokenizer.vocabulary import load
+from tokservice.runtime.links import RouterLink
+from tokservice.runtime.metrics import Metrics
+from tokservice.runtime.process import Process, run_process
+from tokservice.wire.channels import listen_pull
+from tokservice.wire.errors import WireError
+from tokservice.wire.messages import (
+    Begin,
+    EngineOutputs,
+    FinishReason,
+    Message,
+    Progress,
+    ReadyFlags,
+    Role,
+    Topology,
+    Undelivered,
+)
+
+IDLE_S = 1.0
+MAX_ENDED = 10_000  # ids of ended requests whose last engine outputs may still arrive
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Open:
+    attempt: int
+    engine: str
+    responder: Responder
+    stream: int  # ReadyFlags.STREAM, or 0
+
+
+@dataclass(slots=True)
+class _Rows:
+    """The columns of one Progress."""
+
+    request_ids: list[str] = field(default_factory=list)
+    attempts: list[int] = field(default_factory=list)
+    choices: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    finish_reasons: list[int] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("I"))
+    data: list[bytes] = field(default_factory=list)
+
+    def add(self, request_id: str, attempt: int, fed: Fed, flags: int, ids: Sequence[int]) -> None:
+        self.request_ids.append(request_id)
+        self.attempts.append(attempt)
+        self.choices.append(fed.choice)
+        self.num_tokens.append(fed.num_consumed)
+        self.finish_reasons.append(fed.finish_reason)
+        self.statuses.append(fed.status)
+        self.flags.append(flags)
+        self.ids.extend(ids)
+        self.data.append(fed.data)
+
+    def message(self) -> Progress:
+        return Progress(
+            request_ids=tuple(self.request_ids),
+            attempts=tuple(self.attempts),
+            choices=tuple(self.choices),
+            num_tokens=tuple(self.num_tokens),
+            finish_reasons=tuple(self.finish_reasons),
+            statuses=tuple(self.statuses),
+            flags=tuple(self.flags),
+            num_bytes=tuple(map(len, self.data)),
+            frames=(self.ids.tobytes(), b"".join(self.data)),
+        )
+
+
+class Detokenizer:
+    """The service that ``Process.run`` drives."""
+
+    def __init__(self, process: Process) -> None:
+        self._vocabulary = load(Path(process.config.model.path))
+        self._open: dict[str, _Open] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()  # the attempt that ended
+        self._num_messages = 0
+        self.hello = process.hello(endpoints=(process.endpoint("out"),))
+        process.add(listen_pull(process.context, self.hello.endpoints[0]), lambda _, message: self._on_message(message))
+        self._router = RouterLink(process, lambda: self.hello, lambda _: None, self._open.clear)
+
+    def on_topology(self, topology: Topology) -> None:
+        """See ``Service``. What a dead engine had begun goes on elsewhere."""
+        self._router.follow(topology)
+        living = {peer.identity for peer in topology.peers}
+        for request_id in [key for key, request in self._open.items() if request.engine not in living]:
+            del self._open[request_id]
+
+    def turn(self, now: float) -> float:
+        """See ``Service``: all work is done as messages arrive."""
+        return IDLE_S
+
+    def drain(self) -> None:
+        """See ``Service``: the router decides what still runs."""
+
+    def report(self, metrics: Metrics) -> tuple[int, int]:
+        """See ``Service``."""
+        return self._num_messages, len(self._open)
+
+    def _on_message(self, message: Message) -> None:
+        self._num_messages += 1
+        match message:
+            case EngineOutputs():
+                self._outputs(message)
+            case Begin():
+                self._begin(message)
+
+    def _begin(self, message: Begin) -> None:
+        known = self._open.get(message.request_id)
+        if known is not None and known.attempt >= message.attempt:
+            return
+        context, *outputs = message.frames
+        try:
+            output_ids = [memoryview(ids).cast("B").cast("I") for ids in outputs]
+            responder = Responder(self._vocabulary, context, message.num_delivered, message.finished, output_ids)
+        except WireError as error:
+            log.error("malformed request request_id=%s error=%s", message.request_id, error)
+            self._router.send(Undelivered((message.request_id,), (message.attempt,)))
+            return
+        stream = ReadyFlags.STREAM if responder.stream else 0
+        request = _Open(message.attempt, message.engine, responder, stream)
+        self._open[message.request_id] = request
+        rows = _Rows()
+        for fed in responder.begin():
+            self._add(rows, message.request_id, request, fed, (), FinishReason.RUNNING)
+        if rows.request_ids:
+            self._router.send(rows.message())
+
+    def _outputs(self, message: EngineOutputs) -> None:
+        ids = memoryview(message.frames[0]).cast("B").cast("I")
+        by_api: defaultdict[str, _Rows] = defaultdict(_Rows)
+        unknown: dict[str, int] = {}
+        cached = message.num_cached_tokens or (0,) * len(message.request_ids)
+        start = 0
+        columns = zip(
+            message.request_ids,
+            message.attempts,
+            message.choices,
+            message.num_tokens,
+            message.finish_reasons,
+            cached,
+            strict=True,
+        )
+        for request_id, attempt, choice, num_tokens, finish_reason, num_cached in columns:
+            end = start + num_tokens
+            request = self._open.get(request_id)
+            if request is not None and request.attempt == attempt:
+                reason = FinishReason(finish_reason)
+                fed = request.responder.feed(choice, ids[start:end], reason, num_cached)
+                new_ids = ids[start : start + fed.num_consumed]
+                self._add(by_api[request_id.rpartition(":")[0]], request_id, request, fed, new_ids, reason)
+            elif attempt > self._ended.get(request_id, 0) and (request is None or attempt > request.attempt):
+                unknown[request_id] = attempt
+            start = end
+        for rows in by_api.values():
+            self._router.send(rows.message())
+        if unknown:
+            self._router.send(Undelivered(tuple(unknown), tuple(unknown.values())))
+
+    def _add(
+        self, rows: _Rows, request_id: str, request: _Open, fed: Fed, ids: Sequence[int], reason: FinishReason
+    ) -> None:
+        flags = request.stream
+        if fed.finish_reason == FinishReason.STOP and reason == FinishReason.RUNNING:
+            flags |= ReadyFlags.STOPPED
+        if fed.last:
+            flags |= ReadyFlags.LAST
+            del self._open[request_id]
+            self._ended[request_id] = request.attempt
+            if len(self._ended) > MAX_ENDED:
+                self._ended.popitem(last=False)
+        if fed.num_consumed or fed.data or fed.finish_reason or fed.last:
+            rows.add(request_id, request.attempt, fed, flags, ids)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry: ``python -m tokservice.detokenizer.detokenizer_proc --config FILE``."""
+
+    def body(process: Process) -> int:
+        detokenizer = Detokenizer(process)
+        process.control.send(detokenizer.hello)
+        return process.run(detokenizer)
+
+    return run_process(Role.DETOKENIZER, argv, body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

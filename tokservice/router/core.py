@@ -1,0 +1,493 @@
+"""The router's decisions. Pure: messages and the time in, messages out; no sockets, no clock, no body parsed.
+
+It knows every unfinished request: where it is, its attempt, its journal. It admits, assigns, passes results
+on, aborts, and begins requests again whose worker died. What is to be sent is appended to ``outbox`` as
+(identity, message).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from tokservice.router.request import Journal, Request, State
+from tokservice.router.tokenizer_pool import TokenizerPool, Waiting
+from tokservice.runtime.config import RouterConfig
+from tokservice.runtime.metrics import Metrics
+from tokservice.wire.codec import TOKEN_BYTES
+from tokservice.wire.errors import (
+    DRAINING,
+    ENGINE_FAILED,
+    NOT_READY,
+    OVERLOADED,
+    POISON,
+    QUEUE_TIMEOUT,
+    TOTAL_TIMEOUT,
+    RequestError,
+    sse_error,
+)
+from tokservice.wire.messages import (
+    Abort,
+    Accepted,
+    Answered,
+    BodyChunk,
+    Buffer,
+    FinishReason,
+    Hello,
+    Message,
+    Prepare,
+    Progress,
+    ReadyBytes,
+    ReadyFlags,
+    Rejected,
+    Role,
+    Submit,
+    Topology,
+    Undelivered,
+)
+
+MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
+MAX_DEATHS_WITHOUT_TOKEN = 3
+CHUNK_OVERHEAD_BYTES = 256  # what a piece of body costs beside its bytes
+BUSY_TICK_S = 0.02
+IDLE_TICK_S = 0.5
+SWEEP_INTERVAL_S = 1.0
+_CLIENT_FLAGS = ReadyFlags.STREAM | ReadyFlags.LAST
+
+
+class RouterCore:
+    """See the module's docstring. ``now_s`` is monotonic and in seconds throughout."""
+
+    def __init__(self, settings: RouterConfig, num_tokenizers: int, metrics: Metrics) -> None:
+        self.outbox: list[tuple[str, Message]] = []
+        self.draining = False
+        self._settings = settings
+        self._metrics = metrics
+        self._pool = TokenizerPool(num_tokenizers, settings.long_wait_s)
+        self._requests: dict[str, Request] = {}
+        self._held_bytes = 0
+        self._living: set[str] = set()  # identities in the last topology
+        self._engines: Counter[str] = Counter()  # requests at each engine
+        self._detokenizers: Counter[str] = Counter()
+        self._was_ready = False
+        self._parked: dict[str, Request] = {}
+        self._next_sweep_s = 0.0
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests whose client still waits, and tombstones."""
+        return len(self._requests)
+
+    # --- from API processes
+
+    def submit(self, api: str, message: Submit, now_s: float) -> None:
+        """A request's headers and first piece of body."""
+        error = self._reason_to_refuse(message)
+        if error is not None:
+            self._metrics.add("requests_total", outcome=error.code or "refused")
+            self._answer(api, message.request_id, error.status, error.body())
+            return
+        request = Request(message.request_id, api, message.route, now_s)
+        self._requests[message.request_id] = request
+        self._hold(request, max(0, message.content_length))
+        self._add_body(request, message.frames, message.complete, now_s)
+
+    def body_chunk(self, message: BodyChunk, now_s: float) -> None:
+        """More body; of an unknown request (refused meanwhile) it is dropped."""
+        request = self._requests.get(message.request_id)
+        if request is not None and request.state is State.UPLOADING:
+            self._add_body(request, message.frames, message.complete, now_s)
+
+    def client_gone(self, message: Abort) -> None:
+        """Nobody waits for this request any more."""
+        request = self._requests.get(message.request_id)
+        if request is not None and not request.cancelled:
+            self._metrics.add("requests_total", outcome="client_closed")
+            self._cancel(request)
+
+    # --- from tokenizer workers
+
+    def accepted(self, worker: str, message: Accepted, now_s: float) -> None:
+        """A body became token ids, which are on their way to the engine."""
+        request = self._release(worker, message.request_id, message.attempt, now_s)
+        if request is None:
+            self._abort_at_engines(message.request_id, message.attempt)
+            return
+        request.state = State.RUNNING
+        request.body.clear()
+        if request.cancelled:
+            self._send(request.engine, Abort(request.request_id, request.attempt))
+            return
+        request.journal.prepared = tuple(message.frames)
+        request.journal.grow(message.num_choices)
+        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs))))
+        self._metrics.add("prompt_tokens_total", message.num_prompt_tokens)
+        self._metrics.observe("request_prompt_tokens", message.num_prompt_tokens)
+        if message.stream and not request.opened:
+            self._open_stream(request)
+        if request.engine not in self._engines or request.detokenizer not in self._detokenizers:
+            self._begin_again(request, "peer_lost")
+
+    def rejected(self, worker: str, message: Rejected, now_s: float) -> None:
+        """A body was invalid."""
+        request = self._release(worker, message.request_id, message.attempt, now_s)
+        if request is not None:
+            self._finish(request, "rejected", message.status, message.frames[0])
+
+    def answered(self, worker: str, message: Answered, now_s: float) -> None:
+        """A body needed no engine."""
+        request = self._release(worker, message.request_id, message.attempt, now_s)
+        if request is not None:
+            self._finish(request, "answered", 200, message.frames[0])
+
+    # --- from any worker
+
+    def hello(self, message: Hello, now_s: float) -> None:
+        """A worker is connected and ready for work."""
+        match message.role:
+            case Role.TOKENIZER:
+                self._pool.add_worker(message.identity, _slot(message.identity), message.capacity)
+            case Role.DETOKENIZER:
+                self._detokenizers.setdefault(message.identity, 0)
+            case Role.ENGINE:
+                self._engines.setdefault(message.identity, 0)
+        self._unpark()
+        self._dispatch(now_s)
+
+    def undelivered(self, message: Undelivered) -> None:
+        """A worker could not hand requests on; a moment later the topology will have settled."""
+        for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
+            request = self._requests.get(request_id)
+            if request is None:
+                self._abort_at_engines(request_id, attempt)
+            elif request.attempt == attempt and request.state is State.RUNNING:
+                request.num_deaths += 1
+                self._park(request)
+
+    # --- from detokenizers
+
+    def progress(self, message: Progress, now_s: float) -> None:
+        """Journal what was consumed, pass the ready bytes on to the one API process that the rows belong to."""
+        ids, ready = memoryview(message.frames[0]), message.frames[1]
+        view = memoryview(ready)
+        api = ""
+        rows: list[tuple[str, int, int, int]] = []
+        pieces: list[Buffer] = []
+        id_start = byte_start = 0
+        columns = zip(
+            message.request_ids,
+            message.attempts,
+            message.choices,
+            message.num_tokens,
+            message.finish_reasons,
+            message.statuses,
+            message.flags,
+            message.num_bytes,
+            strict=True,
+        )
+        for request_id, attempt, choice, num_tokens, finish_reason, status, flags, num_bytes in columns:
+            id_end, byte_end = id_start + num_tokens * TOKEN_BYTES, byte_start + num_bytes
+            request = self._requests.get(request_id)
+            if request is not None and request.attempt == attempt:
+                self._record(request, choice, ids[id_start:id_end], finish_reason)
+                if flags & ReadyFlags.STOPPED:
+                    self._send(request.engine, Abort(request_id, attempt, choice))
+                if not request.cancelled and (num_bytes or flags & ReadyFlags.LAST):
+                    api = request.api
+                    rows.append((request_id, self._status(request, status, now_s), flags & _CLIENT_FLAGS, num_bytes))
+                    pieces.append(view[byte_start:byte_end])
+                if flags & ReadyFlags.LAST:
+                    self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
+                    self._end(request, "finished")
+            elif request is None and not flags & ReadyFlags.LAST:
+                self._abort_at_engines(request_id, attempt)
+            id_start, byte_start = id_end, byte_end
+        self._metrics.add("generation_tokens_total", len(ids) // TOKEN_BYTES)
+        if rows:
+            payload = ready if byte_start == sum(row[3] for row in rows) else b"".join(pieces)
+            request_ids, statuses, all_flags, sizes = zip(*rows, strict=True)
+            self._send(api, ReadyBytes(request_ids, statuses, all_flags, sizes, frames=(payload,)))
+
+    # --- from the supervisor and the clock
+
+    def topology(self, topology: Topology, now_s: float) -> None:
+        """Whoever is missing is dead, and what it held begins again elsewhere."""
+        living = {peer.identity for peer in topology.peers}
+        self._was_ready = self._was_ready or {peer.role for peer in topology.peers} == set(Role)
+        dead = self._living - living
+        self._living = living
+        for identity in dead:
+            self._engines.pop(identity, None)
+            self._detokenizers.pop(identity, None)
+        for identity in dead:
+            self._recover_bodies(self._pool.remove_worker(identity), now_s)
+        for request in list(self._requests.values()):
+            if request.api in dead:
+                self._cancel(request)
+            elif request.state is State.RUNNING:
+                lost = {request.engine, request.detokenizer} & dead
+                # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
+                unsure = request.tokenizer in dead and not request.has_output
+                if lost or unsure:
+                    self._begin_again(request, "worker_died", death=bool(lost))
+        self._dispatch(now_s)
+
+    def tick(self, now_s: float) -> float:
+        """Do what is due; returns the seconds until the next tick."""
+        self._unpark()
+        if now_s >= self._next_sweep_s:
+            self._next_sweep_s = now_s + SWEEP_INTERVAL_S
+            self._sweep(now_s)
+        self._dispatch(now_s)
+        return BUSY_TICK_S if self._parked or self._pool.num_waiting else IDLE_TICK_S
+
+    def fail_all(self) -> None:
+        """The router leaves: every client gets an error that it can read."""
+        for request in list(self._requests.values()):
+            if not request.cancelled:
+                self._fail(request, DRAINING)
+
+    def report(self) -> None:
+        """Bring the gauges up to date."""
+        self._metrics.set("num_requests_unfinished", len(self._requests))
+        self._metrics.set("num_requests_queued", self._pool.num_waiting)
+        self._metrics.set("num_requests_tokenizing", self._pool.num_in_flight)
+        self._metrics.set("unfinished_bytes", self._held_bytes)
+
+    # --- admission and dispatch
+
+    def _reason_to_refuse(self, message: Submit) -> RequestError | None:
+        if self.draining:
+            return DRAINING
+        if not self._was_ready:
+            return NOT_READY
+        settings = self._settings
+        too_many = len(self._requests) >= settings.max_unfinished_requests
+        too_much = self._held_bytes + max(0, message.content_length) > settings.max_unfinished_bytes
+        return OVERLOADED if too_many or too_much else None
+
+    def _add_body(self, request: Request, frames: Iterable[Buffer], complete: bool, now_s: float) -> None:
+        for frame in frames:
+            request.body.append(frame)
+            request.body_bytes += len(frame)
+        self._hold(request, max(request.held_bytes, request.body_bytes + CHUNK_OVERHEAD_BYTES * len(request.body)))
+        if complete:
+            request.state = State.QUEUED
+            self._enqueue(request, now_s)
+            self._dispatch(now_s)
+        elif self._held_bytes > self._settings.max_unfinished_bytes:
+            self._fail(request, OVERLOADED)
+
+    def _enqueue(self, request: Request, now_s: float) -> None:
+        exclusive = request.num_body_deaths > 0 or request.body_bytes > self._settings.long_body_bytes
+        self._pool.enqueue(Waiting(request.request_id, request.body_bytes, exclusive, now_s))
+
+    def _dispatch(self, now_s: float) -> None:
+        if not self._engines or not self._detokenizers:
+            return
+        for body, worker in self._pool.assign(now_s):
+            request = self._requests[body.request_id]
+            request.attempt += 1
+            request.state = State.PREPARING
+            request.tokenizer = worker
+            self._place(request, _least(self._engines), _least(self._detokenizers))
+            self._pool.confirm(worker, (request.request_id, request.attempt), body, now_s)
+            prepare = Prepare(
+                request_id=request.request_id,
+                attempt=request.attempt,
+                route=request.route,
+                engine=request.engine,
+                detokenizer=request.detokenizer,
+                frames=request.body,
+            )
+            self._send(worker, prepare)
+
+    def _release(self, worker: str, request_id: str, attempt: int, now_s: float) -> Request | None:
+        """Free a worker's place; the request, if this answer is still the one that is waited for."""
+        self._pool.release(worker, (request_id, attempt))
+        self._dispatch(now_s)
+        request = self._requests.get(request_id)
+        if request is None or request.attempt != attempt:
+            return None
+        return request
+
+    # --- recovery
+
+    def _recover_bodies(self, assignments: Iterable[tuple[str, int]], now_s: float) -> None:
+        """Bodies that a dead tokenizer worker had; it was working on the first."""
+        for index, (request_id, attempt) in enumerate(assignments):
+            request = self._requests.get(request_id)
+            if request is None or request.attempt != attempt:
+                continue
+            if request.cancelled:
+                self._remove(request)
+                continue
+            request.num_body_deaths += index == 0
+            if request.num_body_deaths >= MAX_BODY_DEATHS:
+                self._fail(request, POISON)
+            else:
+                self._prepare_again(request, "tokenizer_died", now_s)
+
+    def _prepare_again(self, request: Request, reason: str, now_s: float) -> None:
+        """Give the body to another tokenizer worker, with the next attempt."""
+        if request.has_output:
+            request.state = State.RUNNING  # its ids had been sent; only the notice of it is lost
+            return
+        self._metrics.add("request_retries_total", reason=reason)
+        request.state = State.QUEUED
+        self._enqueue(request, now_s)
+
+    def _begin_again(self, request: Request, reason: str, *, death: bool = False) -> None:
+        """Send the journal to a living engine, with the next attempt."""
+        request.num_deaths += death
+        if request.cancelled:
+            self._remove(request)
+        elif not request.journal.prepared or request.num_deaths >= MAX_DEATHS_WITHOUT_TOKEN:
+            self._fail(request, ENGINE_FAILED)
+        elif not self._engines or not self._detokenizers:
+            self._park(request)
+        else:
+            self._metrics.add("request_retries_total", reason=reason)
+            self._place(request, _least(self._engines), _least(self._detokenizers))
+            request.attempt += 1
+            request.state = State.RUNNING
+            request.has_output = False
+            self._send(
+                request.engine, request.journal.generate(request.request_id, request.attempt, request.detokenizer)
+            )
+
+    def _park(self, request: Request) -> None:
+        if request.cancelled:
+            self._remove(request)
+            return
+        request.state = State.PARKED
+        self._parked[request.request_id] = request
+
+    def _unpark(self) -> None:
+        if self._parked and self._engines and self._detokenizers:
+            parked, self._parked = self._parked, {}
+            for request in parked.values():
+                self._begin_again(request, "parked")
+
+    def _place(self, request: Request, engine: str, detokenizer: str) -> None:
+        """Move a request's weight to an engine and a detokenizer ('' for none)."""
+        for loads, old, new in (
+            (self._engines, request.engine, engine),
+            (self._detokenizers, request.detokenizer, detokenizer),
+        ):
+            if old in loads:
+                loads[old] -= 1
+            if new in loads:
+                loads[new] += 1
+        request.engine, request.detokenizer = engine, detokenizer
+
+    # --- ends
+
+    def _sweep(self, now_s: float) -> None:
+        for request_id in self._pool.expire_queued(now_s - self._settings.queue_timeout_s):
+            self._fail(self._requests[request_id], QUEUE_TIMEOUT)
+        for request_id, attempt in self._pool.expire_stalled(now_s):
+            request = self._requests.get(request_id)
+            if request is not None and request.attempt == attempt and request.state is State.PREPARING:
+                if request.cancelled:
+                    self._remove(request)
+                else:
+                    self._prepare_again(request, "tokenizer_stalled", now_s)
+        limit_s = now_s - self._settings.total_timeout_s
+        for request in [item for item in self._requests.values() if item.created_s < limit_s]:
+            if request.cancelled:
+                self._remove(request)
+            else:
+                self._fail(request, TOTAL_TIMEOUT)
+
+    def _cancel(self, request: Request) -> None:
+        """Nobody waits: stop the work, and keep a tombstone while a worker still has it."""
+        abort = Abort(request.request_id, request.attempt)
+        match request.state:
+            case State.PREPARING:
+                self._send(request.tokenizer, abort)
+            case State.RUNNING:
+                self._send(request.engine, abort)
+            case _:
+                self._pool.withdraw(request.request_id)
+                self._remove(request)
+                return
+        request.cancelled = True
+        request.journal = Journal()
+        request.body.clear()
+        self._hold(request, 0)
+
+    def _finish(self, request: Request, outcome: str, status: int, body: Buffer) -> None:
+        if not request.cancelled:
+            self._answer(request.api, request.request_id, status, body)
+        self._end(request, outcome)
+
+    def _fail(self, request: Request, error: RequestError) -> None:
+        """End a request with an error that its client can read, and stop its work."""
+        self._metrics.add("requests_total", outcome=error.code or "failed")
+        if request.opened:
+            self._answer(request.api, request.request_id, 0, sse_error(error))
+        else:
+            self._answer(request.api, request.request_id, error.status, error.body())
+        self._cancel(request)
+
+    def _end(self, request: Request, outcome: str) -> None:
+        if not request.cancelled:
+            self._metrics.add("requests_total", outcome=outcome)
+        self._remove(request)
+
+    def _remove(self, request: Request) -> None:
+        self._place(request, "", "")
+        self._hold(request, 0)
+        self._parked.pop(request.request_id, None)
+        self._requests.pop(request.request_id, None)
+
+    def _hold(self, request: Request, num_bytes: int) -> None:
+        self._held_bytes += num_bytes - request.held_bytes
+        request.held_bytes = num_bytes
+
+    def _record(self, request: Request, choice: int, ids: Buffer, finish_reason: int) -> None:
+        request.has_output = True
+        if len(ids):
+            request.num_deaths = 0
+        if not request.cancelled:
+            request.journal.record(choice, ids, finish_reason)
+            self._hold(request, request.held_bytes + len(ids))
+        if finish_reason != FinishReason.RUNNING:
+            self._metrics.add("request_success_total", finished_reason=FinishReason(finish_reason).name.lower())
+
+    # --- sending
+
+    def _send(self, to: str, message: Message) -> None:
+        if to:
+            self.outbox.append((to, message))
+
+    def _answer(self, api: str, request_id: str, status: int, body: Buffer) -> None:
+        self._send(api, ReadyBytes((request_id,), (status,), (ReadyFlags.LAST,), (len(body),), frames=(body,)))
+
+    def _open_stream(self, request: Request) -> None:
+        request.opened = True
+        self._send(request.api, ReadyBytes((request.request_id,), (200,), (ReadyFlags.STREAM,), (0,), frames=(b"",)))
+
+    def _status(self, request: Request, status: int, now_s: float) -> int:
+        """The status with which a row goes out: 0 where it only continues its response."""
+        if not request.has_text:
+            request.has_text = True
+            self._metrics.observe("time_to_first_token_seconds", now_s - request.created_s)
+        if request.opened:
+            return 0
+        request.opened = True
+        return status or 200
+
+    def _abort_at_engines(self, request_id: str, attempt: int) -> None:
+        """An attempt that nobody waits for may be running anywhere."""
+        for engine in self._engines:
+            self._send(engine, Abort(request_id, attempt))
+
+
+def _least(loads: Counter[str]) -> str:
+    return min(loads, key=loads.__getitem__, default="")
+
+
+def _slot(identity: str) -> int:
+    return int(identity.split(".")[1])

@@ -1,0 +1,320 @@
+"""Parent of all processes: starts them, waits until they are ready, watches, restarts, stops them in order.
+
+The launcher's own process runs it; no request passes through. It tells everyone who lives (topology), collects
+heartbeats, and pushes the pages that need no request to the API processes (readiness, models, metrics).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import zmq
+
+import tokservice
+from tokservice.runtime.children import Child, slots
+from tokservice.runtime.config import Config, save
+from tokservice.runtime.logs import LogRelay
+from tokservice.runtime.metrics import Metrics, MetricsPage
+from tokservice.runtime.process import CONFIG_FILE, SUPERVISOR
+from tokservice.wire.channels import ipc_endpoint, listen_router
+from tokservice.wire.errors import PeerLost, StartupError
+from tokservice.wire.messages import (
+    WIRE_VERSION,
+    Heartbeat,
+    Hello,
+    Message,
+    Peer,
+    Publish,
+    Role,
+    Stop,
+    Topology,
+)
+
+TICK_MS = 100
+EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
+PAGE_MAX_AGE_S = 5.0
+STOP_ORDER = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER, Role.ROUTER, Role.API)
+JSON = "application/json"
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+
+log = logging.getLogger(__name__)
+
+
+class Forced(Exception):
+    """A second signal came while stopping."""
+
+
+class Supervisor:
+    """See the module's docstring. ``run`` is called once."""
+
+    def __init__(self, config: Config, run_dir: Path, api_environment: dict[str, str]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._api_environment = api_environment
+        self.children = [Child(role, slot) for role, slot in slots(config)]
+        self._by_identity: dict[str, Child] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._channel = listen_router(self._context, ipc_endpoint(run_dir, SUPERVISOR))
+        self._relay = LogRelay()
+        self._parent_read, self._parent_write = os.pipe()  # its end tells the children that we are gone
+        self._signal_read, self._signal_write = os.pipe()
+        self._poller = zmq.Poller()
+        self._poller.register(self._channel.socket, zmq.POLLIN)
+        self._poller.register(self._signal_read, zmq.POLLIN)
+        self._num_signals = 0
+        self._topology_version = 0
+        self._phase = "starting"
+        self._metrics = Metrics()
+        self._page = MetricsPage()
+        self._next_publish_s = 0.0
+
+    def run(self, on_ready: Callable[[Supervisor], None]) -> int:
+        """Serve until a signal; returns the exit code. Raises StartupError where a process cannot start."""
+        save(self._config, self._run_dir / CONFIG_FILE)
+        with self._signals():
+            try:
+                for child in self.children:
+                    self._start(child)
+                if not self._pump(self._everyone_is_ready, self._config.runtime.start_timeout_s):
+                    waiting = ", ".join(child.identity for child in self.children if child.hello is None)
+                    raise StartupError(f"not ready within {self._config.runtime.start_timeout_s:g} s: {waiting}")
+                if not self._num_signals:
+                    self._phase = "ready"
+                    self._publish(time.monotonic())
+                    on_ready(self)
+                    self._pump(lambda: False)
+                self._drain()
+                return 0
+            except Forced:
+                log.warning("second signal: ending all processes at once")
+                return 1
+            finally:
+                self._close()
+
+    # --- the stages of a life
+
+    def _drain(self) -> None:
+        self._phase = "draining"
+        log.info("draining timeout_s=%g", self._config.runtime.drain_timeout_s)
+        self._publish(time.monotonic())
+        for child in self._of_role(Role.API) + self._of_role(Role.ROUTER):
+            self._send(child, Stop(drain=True))
+        self._pump(self._nothing_is_running, self._config.runtime.drain_timeout_s, stop_on_signal=False)
+        self._phase = "stopping"
+        for role in STOP_ORDER:
+            children = [child for child in self._of_role(role) if child.process is not None]
+            for child in children:
+                self._send(child, Stop(drain=False))
+            self._pump(
+                lambda children=children: all(child.process is None for child in children),  # type: ignore[misc]
+                EXIT_TIMEOUT_S,
+                stop_on_signal=False,
+            )
+        log.info("stopped")
+
+    def _close(self) -> None:
+        self._phase = "stopping"
+        for child in self.children:
+            child.kill()
+        self._channel.close()
+        self._context.destroy(linger=0)
+        self._relay.close()
+        for descriptor in (self._parent_read, self._parent_write, self._signal_read, self._signal_write):
+            os.close(descriptor)
+
+    def _pump(
+        self, condition: Callable[[], bool], timeout_s: float | None = None, *, stop_on_signal: bool = True
+    ) -> bool:
+        """Handle events until a condition holds, a signal comes or the time is over; whether the first two did."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        num_signals = self._num_signals
+        while not condition():
+            now_s = time.monotonic()
+            if self._num_signals > 1 or (not stop_on_signal and self._num_signals > num_signals):
+                raise Forced
+            if stop_on_signal and self._num_signals:
+                return True
+            if deadline_s is not None and now_s >= deadline_s:
+                return False
+            ready = dict(self._poller.poll(TICK_MS))
+            if self._signal_read in ready:
+                os.read(self._signal_read, 4096)
+            for sender, message in self._channel.receive():
+                self._on_message(sender, message)
+            self._reap(time.monotonic())
+            if time.monotonic() >= self._next_publish_s:
+                self._publish(time.monotonic())
+        return True
+
+    # --- children
+
+    def _start(self, child: Child) -> None:
+        environment = self._api_environment if child.role is Role.API else {}
+        child.start(self._run_dir, self._parent_read, environment, time.monotonic())
+        self._by_identity[child.identity] = child
+        assert child.process is not None
+        assert child.process.stdout is not None
+        self._relay.add(child.process.stdout)
+
+    def _reap(self, now_s: float) -> None:
+        died = [child for child in self.children if child.process is not None and child.process.poll() is not None]
+        for child in died:
+            self._on_death(child, now_s)
+        if any(child.hello is not None for child in died):
+            for child in died:
+                child.hello = None
+            self._announce()
+        for child in self.children:
+            if child.process is None and self._phase in ("ready", "draining") and now_s >= child.start_at_s:
+                self._start(child)
+
+    def _on_death(self, child: Child, now_s: float) -> None:
+        del self._by_identity[child.identity]
+        self._page.retire(child.identity)
+        if self._phase == "starting":
+            raise StartupError(f"{child.role.label} {child.slot} could not start: {self._reason(child)}")
+        if self._phase != "stopping":
+            pause_s = child.restarts.pause_after_death_s(did_work=child.hello is not None and child.progress > 0)
+            child.start_at_s = now_s + pause_s
+            self._metrics.add("process_restarts_total", role=child.role.label)
+            log.warning(
+                "process ended identity=%s reason=%r restart_in_s=%.1f", child.identity, self._reason(child), pause_s
+            )
+        child.process = None
+
+    def _reason(self, child: Child) -> str:
+        try:
+            return (self._run_dir / f"{child.identity}.error").read_text()
+        except OSError:
+            return child.exit_text()
+
+    def _of_role(self, role: Role) -> list[Child]:
+        return [child for child in self.children if child.role is role]
+
+    # --- messages
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        child = self._by_identity.get(sender)
+        if child is None:
+            return  # of a process that has died since
+        child.last_beat_s = time.monotonic()
+        match message:
+            case Hello():
+                if message.wire_version != WIRE_VERSION:
+                    log.error("wire version differs identity=%s version=%d", sender, message.wire_version)
+                    child.kill()
+                    return
+                child.hello = message
+                log.info("ready identity=%s pid=%d", sender, message.pid)
+                self._announce()
+                if child.role is Role.API:
+                    self._publish_models(child)
+                    self._publish(time.monotonic())
+                if child.role is Role.ENGINE:
+                    for api in self._of_role(Role.API):
+                        self._publish_models(api)
+            case Heartbeat():
+                child.progress = message.progress
+                child.unfinished = message.unfinished
+                child.topology_version = message.topology_version
+                self._page.update(sender, message.metrics)
+
+    def _send(self, child: Child, message: Message) -> None:
+        if child.hello is None:
+            return
+        try:
+            self._channel.send(message, child.identity)
+        except PeerLost as lost:
+            log.debug("not delivered type=%s peer=%s", type(message).__name__, lost)
+
+    def _announce(self) -> None:
+        self._topology_version += 1
+        peers = tuple(
+            Peer(child.identity, child.role, child.hello.endpoints, child.hello.limits)
+            for child in self.children
+            if child.hello is not None
+        )
+        for child in self.children:
+            self._send(child, Topology(self._topology_version, peers))
+
+    # --- what is known of the whole
+
+    def _everyone_is_ready(self) -> bool:
+        return all(
+            child.hello is not None and child.topology_version == self._topology_version for child in self.children
+        )
+
+    def _nothing_is_running(self) -> bool:
+        return not any(child.unfinished for child in self._of_role(Role.ROUTER) + self._of_role(Role.API))
+
+    def _why_not_ready(self, now_s: float) -> str:
+        """'' if every process is ready and beating."""
+        if self._phase != "ready":
+            return self._phase
+        runtime = self._config.runtime
+        for child in self.children:
+            if child.restarts.is_crash_loop:
+                return f"{child.role.label} {child.slot} keeps ending: {self._reason(child)}"
+            if child.hello is None:
+                return f"{child.role.label} {child.slot} is starting"
+            long_work = child.role in (Role.ENGINE, Role.TOKENIZER)
+            limit_s = runtime.busy_stall_timeout_s if long_work else runtime.stall_timeout_s
+            if now_s - child.last_beat_s > limit_s:
+                return f"{child.role.label} {child.slot} has stalled"
+        return ""
+
+    def _publish(self, now_s: float) -> None:
+        self._next_publish_s = now_s + self._config.runtime.heartbeat_s
+        self._page.update(SUPERVISOR, self._metrics.snapshot())
+        reason = self._why_not_ready(now_s)
+        status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
+        ready = Publish("/ready", 503 if reason else 200, JSON, PAGE_MAX_AGE_S, (json.dumps(status).encode(),))
+        metrics = Publish("/metrics", 200, PROMETHEUS_TEXT, PAGE_MAX_AGE_S, (self._page.render(),))
+        for api in self._of_role(Role.API):
+            self._send(api, ready)
+            self._send(api, metrics)
+
+    def _publish_models(self, api: Child) -> None:
+        name = self._config.model.served_name
+        limits = next((child.hello.limits for child in self._of_role(Role.ENGINE) if child.hello), None)
+        model = {
+            "id": name,
+            "object": "model",
+            "created": int(os.stat(self._run_dir / CONFIG_FILE).st_mtime),
+            "owned_by": "tokservice",
+            "max_model_len": limits.max_model_len if limits else None,
+        }
+        pages = {
+            "/v1/models": {"object": "list", "data": [model]},
+            f"/v1/models/{name}": model,
+            "/version": {"version": tokservice.__version__},
+        }
+        for path, page in pages.items():
+            self._send(api, Publish(path, 200, JSON, 0.0, (json.dumps(page).encode(),)))
+
+    # --- signals
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Signals only count; the loop acts. The old handlers come back at the end."""
+
+        def count(*_: object) -> None:
+            self._num_signals += 1
+
+        os.set_blocking(self._signal_write, False)
+        old_wakeup = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
+        old_handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+        try:
+            yield
+        finally:
+            for number, handler in old_handlers.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(old_wakeup)

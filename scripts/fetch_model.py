@@ -11,15 +11,15 @@ import argparse
 import logging
 import sys
 
-from tokservice.models import default_model
 from tokservice.models.resolve import resolve_model
+from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import TokserviceError
 
 
 def main() -> int:
     """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description="Fetch a model and print its folder.")
-    parser.add_argument("model", nargs="?", default=default_model.DEFAULT_MODEL, help="default: %(default)s")
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="default: %(default)s")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

@@ -174,10 +174,9 @@ class Process:
         for channel, _ in list(self._channels.values()):
             if channel.has_unsent:
                 try:
-                    channel.flush()
+                    unsent = not channel.flush() or unsent
                 except PeerLost as lost:
                     log.warning("peer lost peer=%s", lost)
-                unsent = unsent or channel.has_unsent
         return unsent
 
     def _on_control(self, service: Service, message: Message) -> None:

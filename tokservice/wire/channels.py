@@ -61,13 +61,14 @@ class Channel:
         if peer in self._outboxes or not self._try_send(peer, frames):
             self._keep(peer, frames)
 
-    def flush(self) -> None:
-        """Try again what a full socket refused. Raises PeerLost."""
+    def flush(self) -> bool:
+        """Try again what a full socket refused; whether nothing is left. Raises PeerLost."""
         for peer, outbox in list(self._outboxes.items()):
             while outbox and self._try_send(peer, outbox[0]):
                 self._outbox_bytes[peer] -= sum(map(len, outbox.popleft()))
             if not outbox:
                 self.forget(peer)
+        return not self._outboxes
 
     @property
     def has_unsent(self) -> bool:
@@ -214,10 +215,8 @@ class LoopChannel:
 
     def _take_turn(self) -> None:
         self._turn = None
-        if self._channel.has_unsent:
-            self._channel.flush()
-            if not self._channel.has_unsent:
-                self._on_caught_up()
+        if self._channel.has_unsent and self._channel.flush():
+            self._on_caught_up()
         received = False
         for _, message in self._channel.receive():
             received = True

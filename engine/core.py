@@ -58,6 +58,7 @@ class ChoiceOutput:
     finish_reason: FinishReason = FinishReason.RUNNING
     logprobs: Logprobs | None = None
     num_cached_tokens: int = 0  # on a choice's first output: prompt tokens found in the prefix cache
+    prompt_logprobs: Logprobs | None = None  # on a first output, where asked for: of prompt tokens 1, 2, ...
 
 
 @dataclass(frozen=True, slots=True)

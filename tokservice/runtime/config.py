@@ -141,7 +141,7 @@ class EngineConfig:
     weight_format: str = "auto"  # on a CPU: auto (float16 weights, float32 sums), float32, int8
     max_num_seqs: int = 64  # choices that run at once
     max_num_batched_tokens: int = 512  # tokens of one step, over all choices
-    block_size: int = 16  # tokens of one KV cache block
+    block_size: int = 32  # tokens of one KV cache block
     kv_cache_tokens: int = 0  # 0: from kv_cache_bytes on a CPU, from gpu_memory_utilization on a GPU
     kv_cache_bytes: int = 1024 * MIB  # on a CPU
     gpu_memory_utilization: float = 0.9

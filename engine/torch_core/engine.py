@@ -1,0 +1,292 @@
+"""The torch engine: scheduler, model and sampler tied together behind the interface of ``engine/core.py``.
+
+Engine process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.checks import check_request
+from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs
+from engine.model_files import eos_token_ids, read_json
+from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
+from engine.torch_core.batch import StepBatch, build_batch
+from engine.torch_core.guide import GuideFailed, GuideMaker
+from engine.torch_core.kv_cache import BlockPool
+from engine.torch_core.model import Model
+from engine.torch_core.model_spec import ModelSpec, read_spec
+from engine.torch_core.request import Sequence, Status, sequences_of
+from engine.torch_core.sampler import Sampler, prompt_logprobs
+from engine.torch_core.scheduler import Chunk, Scheduler
+from engine.torch_core.weights import Checkpoint
+from tokservice.runtime.config import Config, EngineConfig
+from tokservice.wire.errors import StartupError
+from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason
+
+LOGIT_ROWS = 64  # logits of a whole prompt are computed in slices of so many rows
+
+log = logging.getLogger(__name__)
+
+
+class TorchEngine:
+    """Implements EngineCore."""
+
+    def __init__(
+        self, config: EngineConfig, model: Model, attention: CpuAttention, limits: EngineLimits, guides: GuideMaker
+    ) -> None:
+        self._limits = limits
+        self._model = model
+        self._attention = attention
+        self._guides = guides
+        self._block_size = config.block_size
+        budget = config.max_num_batched_tokens
+        budget = min(budget, DETERMINISTIC_MAX_TOKENS) if config.deterministic else budget
+        self._max_lookup_tokens = budget if config.deterministic else MAX_LOOKUP_TOKENS
+        pool = BlockPool(limits.kv_cache_tokens // config.block_size, config.block_size)
+        self._scheduler = Scheduler(pool, budget, config.max_num_seqs, config.prefix_caching)
+        self._sampler = Sampler(limits.vocab_size, torch.device("cpu"))
+        self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices
+        self._ended: list[ChoiceOutput] = []  # final outputs that the next step returns
+        self._prompt_logprobs: dict[Sequence, list[Logprobs]] = {}  # of the chunks computed so far
+        self._num_added = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._num_cached_tokens = 0
+
+    @property
+    def limits(self) -> EngineLimits:
+        """See EngineCore."""
+        return self._limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """See EngineCore."""
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=self._scheduler.num_waiting,
+            kv_cache_used_tokens=self._scheduler.pool.num_used * self._block_size,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_output_tokens=self._num_output_tokens,
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        """See EngineCore."""
+        check_request(request, self._limits)
+        known = self._requests.get(request.request_id, {})
+        if any(sequence.attempt >= request.attempt for sequence in known.values()):
+            return
+        sequences = sequences_of(request, self._limits.max_model_len, self._limits.eos_token_ids, self._num_added)
+        self._num_added += len(sequences)
+        sampling = request.sampling
+        guides = [
+            self._guides.make(sampling.guide_kind, sampling.guide, sequence.output_ids)
+            for sequence in sequences
+            if sampling.guide_kind and sequence.ending() is FinishReason.RUNNING
+        ]
+        # From here on nothing is refused.
+        self._drop(known.values())
+        self._ended = [output for output in self._ended if output.request_id != request.request_id]
+        self._requests[request.request_id] = {sequence.choice: sequence for sequence in sequences}
+        if not sequences:
+            del self._requests[request.request_id]
+        for sequence in sequences:
+            if sequence.num_output_tokens and sequence.ending() is not FinishReason.RUNNING:
+                self._ended.append(self._end(sequence, (), sequence.ending()))
+                continue
+            self._scheduler.add(sequence)
+            if guides:
+                self._sampler.set_guide(sequence, guides.pop(0))
+
+    def abort(self, request_id: str, choice: int = ALL_CHOICES) -> None:
+        """See EngineCore."""
+        choices = self._requests.get(request_id, {})
+        for index in list(choices) if choice == ALL_CHOICES else [choice]:
+            if index in choices:
+                self._ended.append(self._end(choices[index], (), FinishReason.ABORT))
+
+    def has_work(self) -> bool:
+        """See EngineCore."""
+        return bool(self._ended or self._requests)
+
+    @torch.inference_mode()
+    def step(self) -> list[ChoiceOutput]:
+        """See EngineCore."""
+        outputs, self._ended = self._ended, []
+        chunks = self._scheduler.schedule()
+        if not chunks:
+            if self._requests:
+                raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
+            return outputs
+        batch = build_batch(chunks, self._block_size, self._max_lookup_tokens)
+        plan = self._attention.plan(batch)
+        token_ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+        hidden = self._model.forward(token_ids, positions, self._attention, plan)
+        self._collect_prompt_logprobs(chunks, batch, hidden)
+        self._count(chunks)
+        self._scheduler.commit(chunks)
+        return outputs + self._sample(chunks, batch, hidden)
+
+    def _sample(self, chunks: list[Chunk], batch: StepBatch, hidden: Tensor) -> list[ChoiceOutput]:
+        rows = [int(batch.row_of[index][-1]) for index, chunk in enumerate(chunks) if chunk.samples]
+        if not rows:
+            return []
+        sequences = [chunk.sequence for chunk in chunks if chunk.samples]
+        sampled = self._sampler.sample(self._model.logits(hidden[rows]), sequences)
+        outputs = []
+        for row, sequence in enumerate(sequences):
+            token = int(sampled.token_ids[row])
+            if sequence.max_tokens == 0:  # only the prompt's logprobs were wanted
+                outputs.append(self._end(sequence, (), FinishReason.LENGTH))
+            elif not sampled.valid[row]:
+                log.warning("no token can follow request_id=%s choice=%d", sequence.request_id, sequence.choice)
+                outputs.append(self._end(sequence, (), FinishReason.ERROR))
+            else:
+                outputs.append(self._advance(sequence, token, sampled.logprobs.get(row)))
+        return outputs
+
+    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> ChoiceOutput:
+        sequence.append(token)
+        self._num_output_tokens += 1
+        reason = sequence.ending()
+        if reason is FinishReason.RUNNING:
+            try:
+                self._sampler.accept(sequence, token)
+            except GuideFailed as error:
+                log.warning("guide failed request_id=%s error=%s", sequence.request_id, error)
+                reason = FinishReason.ERROR
+        if reason is FinishReason.RUNNING:
+            return self._output(sequence, (token,), reason, logprobs)
+        return self._end(sequence, (token,), reason, logprobs)
+
+    def _end(
+        self, sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason, logprobs: Logprobs | None = None
+    ) -> ChoiceOutput:
+        output = self._output(sequence, token_ids, reason, logprobs)
+        self._drop([sequence])
+        choices = self._requests[sequence.request_id]
+        del choices[sequence.choice]
+        if not choices:
+            del self._requests[sequence.request_id]
+        return output
+
+    def _output(
+        self, sequence: Sequence, token_ids: tuple[int, ...], reason: FinishReason, logprobs: Logprobs | None
+    ) -> ChoiceOutput:
+        scored = self._prompt_logprobs.pop(sequence, None) if sequence.first_output else None
+        cached = sequence.num_cached_tokens if sequence.first_output else 0
+        sequence.first_output = False
+        return ChoiceOutput(
+            sequence.request_id,
+            sequence.attempt,
+            sequence.choice,
+            token_ids,
+            reason,
+            logprobs,
+            cached,
+            _joined(scored) if scored else None,
+        )
+
+    def _drop(self, sequences: Iterable[Sequence]) -> None:
+        """Free whatever unfinished sequences hold."""
+        held = [sequence for sequence in sequences if sequence.status is not Status.FINISHED]
+        self._scheduler.finish(held)
+        for sequence in held:
+            self._sampler.forget(sequence)
+            self._prompt_logprobs.pop(sequence, None)
+
+    def _count(self, chunks: list[Chunk]) -> None:
+        for chunk in chunks:
+            self._num_prompt_tokens += max(0, min(chunk.end, chunk.sequence.num_prompt_tokens) - chunk.start)
+            if chunk.start == chunk.sequence.num_cached_tokens and chunk.sequence.first_output:
+                self._num_cached_tokens += chunk.start
+
+    def _collect_prompt_logprobs(self, chunks: list[Chunk], batch: StepBatch, hidden: Tensor) -> None:
+        for chunk, rows in zip(chunks, batch.row_of, strict=True):
+            sequence = chunk.sequence
+            if not sequence.wants_prompt_logprobs:
+                continue
+            if chunk.start == 0:  # the first chunk, or all anew after a preemption
+                self._prompt_logprobs[sequence] = []
+            # Row i predicts token i + 1; the first prompt token has no prediction.
+            last = min(chunk.end, sequence.num_prompt_tokens - 1)
+            for lo in range(chunk.start, last, LOGIT_ROWS):
+                hi = min(lo + LOGIT_ROWS, last)
+                logits = self._model.logits(hidden[torch.from_numpy(rows[lo - chunk.start : hi - chunk.start])])
+                targets = sequence.tokens[lo + 1 : hi + 1].astype(np.int64)
+                scored = prompt_logprobs(logits, targets, sequence.sampling.num_prompt_logprobs)
+                self._prompt_logprobs[sequence].append(scored)
+            sequence.wants_prompt_logprobs = chunk.end < sequence.num_prompt_tokens
+
+
+def _joined(parts: list[Logprobs]) -> Logprobs:
+    return Logprobs(
+        np.concatenate([part.token_ids for part in parts]), np.concatenate([part.logprobs for part in parts])
+    )
+
+
+def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
+    """Read a model folder and build the engine. Raises StartupError with one line for the operator."""
+    from tqdm import tqdm
+
+    settings = config.engine
+    model_config = read_json(model_dir, "config.json", required=True)
+    spec = read_spec(model_config)
+    checkpoint = Checkpoint(model_dir)
+    _prepare_cpu(config)
+    max_len = min(config.model.max_model_len or spec.max_position, spec.max_position)
+    if config.model.max_model_len > spec.max_position:
+        raise StartupError(f"model.max_model_len is above the model's own limit of {spec.max_position}")
+    num_blocks = _num_blocks(settings, spec)
+    limits = EngineLimits(
+        max_model_len=min(max_len, num_blocks * settings.block_size),
+        vocab_size=spec.vocab_size,
+        kv_cache_tokens=num_blocks * settings.block_size,
+        eos_token_ids=eos_token_ids(model_dir),
+        max_num_seqs=settings.max_num_seqs,
+    )
+    model = Model(
+        spec,
+        checkpoint,
+        weight_format=_cpu_format(settings),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        max_len=limits.max_model_len,
+        progress=lambda layers: tqdm(layers, desc="layers", unit="layer", disable=None),
+    )
+    attention = CpuAttention(spec, num_blocks, settings.block_size)
+    guides = GuideMaker(model_dir, spec.vocab_size, limits.eos_token_ids)
+    return TorchEngine(settings, model, attention, limits, guides)
+
+
+def _cpu_format(settings: EngineConfig) -> str:
+    if settings.deterministic:
+        if settings.weight_format not in ("auto", "float32"):
+            raise StartupError("engine.deterministic needs engine.weight_format auto or float32")
+        return "float32"
+    return "float16" if settings.weight_format == "auto" else settings.weight_format
+
+
+def _prepare_cpu(config: Config) -> None:
+    if config.model.dtype not in ("auto", "float32"):
+        raise StartupError("model.dtype: on a CPU activations are float32; choose engine.weight_format instead")
+    threads = config.engine.threads or len(os.sched_getaffinity(0))
+    if config.engine.deterministic:
+        threads = 1 << (threads.bit_length() - 1)  # a power of two splits rows at vector boundaries
+    torch.set_num_threads(threads)
+
+
+def _num_blocks(settings: EngineConfig, spec: ModelSpec) -> int:
+    tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
+    if tokens < settings.block_size:
+        raise StartupError(f"the KV cache has no room for one block of {settings.block_size} tokens")
+    return tokens // settings.block_size

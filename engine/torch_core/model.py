@@ -1,0 +1,160 @@
+"""The forward pass of a decoder, from token ids to logits.
+
+Engine process. Norm weights, rotary layout and biases are folded at load:
+
+* The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation one
+  complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
+* q, k and v are one matrix, gate and up another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.torch_core.linear import Linear, pack_linear
+from engine.torch_core.model_spec import ModelSpec
+from engine.torch_core.weights import Checkpoint
+
+
+class Attention(Protocol):
+    """Stores keys and values and attends; ``plan`` is its own, made for the step."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, plan: object) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor  # (hidden_size,)
+    qkv: Linear
+    q_norm: Tensor | None  # (head_dim,), reordered as the heads are
+    k_norm: Tensor | None
+    o: Linear
+    post_norm: Tensor
+    gate_up: Linear
+    down: Linear
+
+
+class Model:
+    """Weights on one device. Not a module: nothing here is trained."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        *,
+        weight_format: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        max_len: int,
+        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    ) -> None:
+        """Load and pack; ``weight_format`` is one of ``linear.CPU_FORMATS`` or "plain", ``dtype`` that of activations.
+
+        Raises StartupError where a tensor is missing.
+        """
+        self.spec = spec
+        self._loader = _Loader(spec, checkpoint, weight_format, device, dtype)
+        load = self._loader
+        self._dtype = dtype
+        embeddings = checkpoint["model.embed_tokens.weight"]
+        self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
+        self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
+        self._norm = load.tensor("model.norm.weight")
+        head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
+        self._head = load.pack(head, None)
+        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
+        self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1).to(device)  # (max_len, 1, dim / 2)
+
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, plan: object) -> Tensor:
+        """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""
+        rotations = self._rotations.index_select(0, positions)
+        x = self._embeddings.index_select(0, token_ids).to(self._dtype)
+        for index, layer in enumerate(self._layers):
+            query, key, value = self._qkv(layer, self._rms(x, layer.input_norm), rotations)
+            x = x + layer.o(attention(index, query, key, value, plan))
+            gate, up = layer.gate_up(self._rms(x, layer.post_norm)).chunk(2, dim=-1)
+            x.add_(layer.down(F.silu(gate).mul_(up)))
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits (num_rows, vocab_size) float32 of hidden states."""
+        return self._head(self._rms(hidden, self._norm)).float()
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+
+    def _qkv(self, layer: _Layer, x: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query and key, and value: (num_rows, heads, head_dim) each."""
+        spec = self.spec
+        num_q, num_k = spec.num_heads, spec.num_kv_heads
+        qkv = layer.qkv(x).view(len(x), num_q + 2 * num_k, spec.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            qkv[:, :num_q] = self._rms(qkv[:, :num_q], layer.q_norm)
+            qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k], layer.k_norm)
+        rotated = qkv[:, : num_q + num_k]
+        if rotated.dtype is torch.float32:
+            torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(rotations)
+        else:  # there are no complex numbers of half precision that all kernels know
+            pairs = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2)))
+            rotated.copy_(torch.view_as_real(pairs * rotations).flatten(-2))
+        return qkv[:, :num_q], qkv[:, num_q : num_q + num_k], qkv[:, num_q + num_k :]
+
+
+class _Loader:
+    """Reads one layer after the other, so that unpacked weights never exist all at once."""
+
+    def __init__(
+        self, spec: ModelSpec, checkpoint: Checkpoint, weight_format: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._format = weight_format
+        self._device = device
+        self._dtype = dtype
+
+    def tensor(self, name: str) -> Tensor:
+        return self._checkpoint[name].to(self._device, self._dtype)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        weight = weight.to(self._device, self._dtype).contiguous()
+        return pack_linear(weight, None if bias is None else bias.to(self._device, self._dtype), self._format)
+
+    def layer(self, index: int) -> _Layer:
+        spec = self._spec
+        prefix = f"model.layers.{index}."
+        norms = [f"{prefix}self_attn.{name}_norm.weight" for name in "qk"] if spec.qk_norm else []
+        q_norm, k_norm = (_adjacent_pairs(self.tensor(name), 1) for name in norms) if norms else (None, None)
+        return _Layer(
+            input_norm=self.tensor(f"{prefix}input_layernorm.weight"),
+            qkv=self._joined([f"{prefix}self_attn.{name}_proj" for name in "qkv"], spec.qkv_bias, self._reorder),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            o=self._joined([f"{prefix}self_attn.o_proj"], spec.o_bias),
+            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self._joined([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], spec.mlp_bias),
+            down=self._joined([f"{prefix}mlp.down_proj"], spec.mlp_bias),
+        )
+
+    def _joined(
+        self, names: list[str], has_bias: bool, change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    ) -> Linear:
+        weight = torch.cat([change(name, self._checkpoint[f"{name}.weight"]) for name in names])
+        bias = torch.cat([change(name, self._checkpoint[f"{name}.bias"]) for name in names]) if has_bias else None
+        return self.pack(weight, bias)
+
+    def _reorder(self, name: str, tensor: Tensor) -> Tensor:
+        if name.endswith("q_proj"):
+            return _adjacent_pairs(tensor, self._spec.num_heads)
+        return _adjacent_pairs(tensor, self._spec.num_kv_heads) if name.endswith("k_proj") else tensor
+
+
+def _adjacent_pairs(tensor: Tensor, num_heads: int) -> Tensor:
+    """Rows of each head from (first halves, second halves) to (pair after pair)."""
+    halves = tensor.unflatten(0, (num_heads, 2, -1))
+    return halves.transpose(1, 2).flatten(0, 2)

@@ -1,0 +1,207 @@
+"""From logits to tokens, for all sequences of a step together.
+
+Engine process. The order is: guide, bad words, minimum length and logit_bias, then penalties, temperature, top_k,
+top_p, min_p, then one draw. A token is drawn by inverting the distribution's cumulative sum, in the order of token
+ids, at one uniform number for each (seed, choice, position): see ``noise.py``. Thresholds are values, so tokens that
+tie with the last one of top_k or top_p stay in. Every operation works row by row: a row's token does not depend on
+the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from engine.core import Logprobs
+from engine.torch_core.guide import Guide, GuideFailed
+from engine.torch_core.noise import noise_keys, uniforms
+from engine.torch_core.penalties import PenaltyTable
+from engine.torch_core.request import Sequence
+
+CANDIDATES = 256  # top_p looks at so many most likely tokens first; a multiple of any vector register's width
+MIN_TEMPERATURE = 1e-5  # below, greedy: a division would overflow
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a step chose; row i belongs to sequence i."""
+
+    token_ids: npt.NDArray[np.int64]
+    valid: npt.NDArray[np.bool_]  # False: the logits had no usable maximum, so the choice cannot go on
+    logprobs: dict[int, Logprobs]  # by row, where asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameters:
+    """The numbers of one set of sequences as tensors; random rows only."""
+
+    rows: Tensor
+    keys: npt.NDArray[np.uint64]
+    temperature: Tensor  # (rows, 1)
+    top_k: Tensor  # (rows, 1) int64; the vocabulary's size: off
+    top_p: Tensor
+    log_min_p: Tensor  # -inf: off
+    filters: bool
+    max_top_k: int
+
+
+class Sampler:
+    """Keeps token counts and guides of the sequences that it has seen, until ``forget``."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._penalties = PenaltyTable(vocab_size, device)
+        self._guides: dict[Sequence, Guide] = {}
+        self._sequences: list[Sequence] = []  # those that ``_parameters`` describes
+        self._parameters: _Parameters | None = None
+
+    def set_guide(self, sequence: Sequence, guide: Guide) -> None:
+        """The sequence's tokens are restricted by a guide, which stands at its present output."""
+        self._guides[sequence] = guide
+
+    def accept(self, sequence: Sequence, token: int) -> None:
+        """The sequence has a new output token. Raises GuideFailed."""
+        self._penalties.count(sequence, token)
+        if sequence in self._guides:
+            self._guides[sequence].accept(token)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        self._penalties.forget(sequence)
+        self._guides.pop(sequence, None)
+
+    def sample(self, logits: Tensor, sequences: list[Sequence]) -> Sampled:
+        """Choose a token for each row of logits, (num_rows, vocab_size) float32, which are used up."""
+        raw = self._raw_logprobs(logits, sequences)
+        self._restrict(logits, sequences)
+        maxima, token_ids = logits.max(dim=-1)
+        parameters = self._parameters_of(sequences)
+        if parameters is not None:
+            token_ids[parameters.rows] = self._draw(logits[parameters.rows], parameters, sequences)
+        chosen = token_ids.cpu().numpy()
+        logprobs = {row: _logprobs(values, chosen[row : row + 1], count) for row, values, count in raw}
+        return Sampled(chosen, torch.isfinite(maxima).cpu().numpy(), logprobs)
+
+    def _raw_logprobs(self, logits: Tensor, sequences: list[Sequence]) -> list[tuple[int, Tensor, int]]:
+        wanted = [(row, seq.sampling.num_logprobs) for row, seq in enumerate(sequences) if seq.sampling.num_logprobs >= 0]
+        if not wanted:
+            return []
+        values = logits[[row for row, _ in wanted]].log_softmax(dim=-1)
+        return [(row, values[i : i + 1], count) for i, (row, count) in enumerate(wanted)]
+
+    def _restrict(self, logits: Tensor, sequences: list[Sequence]) -> None:
+        """Masks, biases and penalties, in place; a loop over those sequences alone that have any."""
+        penalized = []
+        for row, sequence in enumerate(sequences):
+            sampling = sequence.sampling
+            if sequence in self._guides:
+                self._apply_guide(logits[row], self._guides[sequence])
+            for word in sampling.bad_words_ids:
+                prefix = sequence.output_ids[sequence.num_output_tokens - len(word) + 1 :] if len(word) > 1 else ()
+                if tuple(prefix) == word[:-1]:
+                    logits[row, word[-1]] = -torch.inf
+            if sequence.num_output_tokens < sampling.min_tokens and sequence.stop_ids:
+                logits[row, list(sequence.stop_ids)] = -torch.inf
+            if sampling.logit_bias_ids:
+                biases = torch.tensor(sampling.logit_bias_values, device=self._device)
+                logits[row, list(sampling.logit_bias_ids)] += biases
+            if self._penalties.applies_to(sequence):
+                penalized.append(row)
+        if penalized:
+            self._penalties.apply(logits, penalized, [sequences[row] for row in penalized])
+
+    def _apply_guide(self, logits: Tensor, guide: Guide) -> None:
+        try:
+            allowed = torch.from_numpy(guide.allowed()).to(self._device)
+        except GuideFailed:
+            logits.fill_(-torch.inf)  # no valid token: the engine ends this choice alone
+            return
+        logits.masked_fill_(~allowed, -torch.inf)
+
+    def _parameters_of(self, sequences: list[Sequence]) -> _Parameters | None:
+        if sequences != self._sequences:  # in decode, the same sequences come step after step
+            self._sequences = list(sequences)
+            self._parameters = self._tensors(sequences)
+        return self._parameters
+
+    def _tensors(self, sequences: list[Sequence]) -> _Parameters | None:
+        rows = [row for row, seq in enumerate(sequences) if seq.sampling.temperature >= MIN_TEMPERATURE]
+        if not rows:
+            return None
+        chosen = [sequences[row] for row in rows]
+        every = [sequence.sampling for sequence in chosen]
+        top_k = [min(one.top_k or self._vocab_size, self._vocab_size) for one in every]
+        log_min_p = [float(np.log(one.min_p)) if one.min_p else -np.inf for one in every]
+
+        def column(values: Many[float]) -> Tensor:
+            return torch.tensor(values, device=self._device)[:, None]
+
+        return _Parameters(
+            rows=torch.tensor(rows, device=self._device),
+            keys=noise_keys([one.seed for one in every], [sequence.choice for sequence in chosen]),
+            temperature=column([one.temperature for one in every]),
+            top_k=column(top_k),
+            top_p=column([one.top_p for one in every]),
+            log_min_p=column(log_min_p),
+            filters=any(one.top_k or one.top_p < 1 or one.min_p for one in every),
+            max_top_k=max([k for k in top_k if k < self._vocab_size], default=0),
+        )
+
+    def _draw(self, logits: Tensor, parameters: _Parameters, sequences: list[Sequence]) -> Tensor:
+        logits = logits.div_(parameters.temperature)
+        if parameters.filters:
+            count = -(-max(parameters.max_top_k, 1) // CANDIDATES) * CANDIDATES
+            keep_likely(logits, parameters.top_k, parameters.top_p, parameters.log_min_p, count)
+        positions = np.array([sequences[row].num_output_tokens for row in parameters.rows.tolist()], np.int64)
+        noise = torch.from_numpy(uniforms(parameters.keys, positions)).to(self._device)
+        cumulative = logits.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        targets = noise[:, None] * cumulative[:, -1:]
+        return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=self._vocab_size - 1)
+
+
+def keep_likely(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, count: int) -> None:
+    """Set the logits (rows, vocab) of tokens outside top_k, top_p and min_p to -inf, in place.
+
+    The parameters are columns (rows, 1). Only the ``count`` most likely tokens are sorted, unless they hold too
+    little of some row's mass.
+    """
+    vocab_size = logits.shape[1]
+    count = min(count, vocab_size)
+    log_probs = logits.log_softmax(dim=-1)
+    best = log_probs.topk(count, dim=-1).values  # (rows, count), descending
+    kth = best.gather(1, (top_k - 1).clamp(max=count - 1))
+    thresholds = torch.where(top_k < vocab_size, kth, -torch.inf)
+    probs = torch.where(torch.arange(count, device=logits.device) < top_k, best, -torch.inf).exp()
+    cumulative = probs.cumsum(dim=-1)
+    mass = torch.where(top_k < vocab_size, cumulative[:, -1:], 1.0)
+    in_nucleus = (cumulative - probs < top_p * mass).sum(dim=-1, keepdim=True).clamp(min=1)
+    last = best.gather(1, in_nucleus - 1)
+    thresholds = torch.where(top_p < 1, torch.maximum(thresholds, last), thresholds)
+    thresholds = torch.maximum(thresholds, best[:, :1] + log_min_p)
+    short = ((top_p < 1) & (top_k >= vocab_size) & (cumulative[:, -1:] < top_p)).squeeze(1)
+    if count < vocab_size and bool(short.any()):
+        rest = logits[short]
+        keep_likely(rest, top_k[short], top_p[short], log_min_p[short], vocab_size)
+        logits[short] = rest
+        thresholds = torch.where(short[:, None], -torch.inf, thresholds)
+    logits.masked_fill_(log_probs < thresholds, -torch.inf)
+
+
+def prompt_logprobs(logits: Tensor, targets: npt.NDArray[np.int64], count: int) -> Logprobs:
+    """Log-probabilities of ``targets`` (num_rows,), and of the ``count`` most likely tokens, under logits."""
+    return _logprobs(logits.log_softmax(dim=-1), targets, count)
+
+
+def _logprobs(values: Tensor, chosen: npt.NDArray[np.int64], count: int) -> Logprobs:
+    """``values`` (num_rows, vocab_size) are log-probabilities already."""
+    ids = torch.from_numpy(chosen).to(values.device)[:, None]
+    top = values.topk(min(count, values.shape[1]), dim=-1)
+    ids = torch.cat([ids, top.indices], dim=1)
+    logprobs = values.gather(1, ids)
+    return Logprobs(ids.cpu().numpy().astype(np.uint32), logprobs.cpu().numpy().astype(np.float32))

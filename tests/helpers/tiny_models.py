@@ -1,102 +1,99 @@
-"""Folders of tiny models' tokenizers, built with the `tokenizers` library, one for each family of decoders."""
+"""Tiny random checkpoints of each model family, as transformers writes them, and a driver for engine cores."""
 
 from __future__ import annotations
 
-import json
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+import numpy as np
 
-CORPUS = (
-    "The capital of France is Paris. hello world, in the house; def f(x):\n    return x + 1\n",
-    "Grüße aus Köln, naïve café, 日本語のテキスト, 你好世界, привет мир, 😀🎉 emoji and more text.",
-    "one two three four five six seven eight nine ten <b>bold</b> \t tabs  and   blanks\n\n",
-)
+from engine.core import ChoiceOutput, EngineCore, EngineRequest
+from engine.load import build_core
+from tokservice.runtime.config import from_dict
+from tokservice.wire.messages import SamplingParams
 
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-
-
-@cache
-def byte_level() -> Tokenizer:
-    """Byte-level BPE as of GPT-2, Qwen or SmolLM2; ids 0 to 2 are special, "<think>" is added and ordinary."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=420,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    tokenizer.add_tokens([AddedToken("<think>", special=False), AddedToken("two words", special=False)])
-    return tokenizer
-
-
-@cache
-def byte_fallback() -> Tokenizer:
-    """SentencePiece-like BPE as of Llama 2: "▁" for blanks, byte tokens, a synthetic leading blank, a BOS."""
-    vocab: dict[str, int] = {}
-    for token in ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"):
-        vocab[token] = len(vocab)
-    merges: list[tuple[str, str]] = []
-    for word in ["▁hello", "▁world", "▁in", "▁the", "▁house", "▁France", "▁is", "▁Paris", "▁a", "日本"]:
-        for character in word:
-            vocab.setdefault(character, len(vocab))
-        for end in range(2, len(word) + 1):
-            if word[:end] not in vocab:
-                vocab[word[:end]] = len(vocab)
-                merges.append((word[: end - 1], word[end - 1]))
-    vocab["▁in▁the"] = len(vocab)  # a token of two words
-    merges.append(("▁in", "▁the"))
-    tokenizer = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in ("<unk>", "<s>", "</s>")])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
-    )
-    return tokenizer
+VOCAB_SIZE = 256
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 4}),
+    "llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
+    "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"head_dim": 32}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
 
 
-@cache
-def metaspace() -> Tokenizer:
-    """The tokens of ``byte_fallback`` under the Metaspace decoder, which joins the words of a first token."""
-    tokenizer = Tokenizer.from_str(byte_fallback().to_str())
-    tokenizer.decoder = decoders.Metaspace()
-    return tokenizer
+def reference_model(family: str) -> Any:
+    """The transformers model, float32, with random weights, biases and norms."""
+    import torch
+    import transformers
+
+    name, changes = FAMILIES[family]
+    torch.manual_seed(len(family))
+    config = getattr(transformers, f"{name}Config")(**(COMMON | changes))
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "norm" in key or "bias" in key:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model
 
 
-def parsed(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The contents of tokenizer.json."""
-    value: dict[str, Any] = json.loads(tokenizer.to_str())
-    return value
-
-
-def write_model(
-    folder: Path,
-    tokenizer: Tokenizer,
-    *,
-    chat_template: str | None = CHAT_TEMPLATE,
-    special_tokens: dict[str, str] | None = None,
-    generation_config: dict[str, Any] | None = None,
-) -> Path:
-    """Write the files that the two worker packages read."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
-    config: dict[str, Any] = dict(special_tokens or {})
-    if chat_template is not None:
-        config["chat_template"] = chat_template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if generation_config is not None:
-        (folder / "generation_config.json").write_text(json.dumps(generation_config))
+def save_tiny_model(family: str, folder: Path, **options: Any) -> Path:
+    """Write the checkpoint of ``reference_model(family)`` into a folder."""
+    reference_model(family).save_pretrained(folder, **options)
     return folder
+
+
+def make_engine(model_dir: Path, **settings: Any) -> EngineCore:
+    """A torch engine with ``engine.*`` settings; float32 unless said otherwise."""
+    engine = {"threads": 1, "weight_format": "float32", "kv_cache_tokens": 4096} | settings
+    return build_core(from_dict({"engine": engine}), model_dir)
+
+
+def request(name: str, prompt: Iterable[int], **sampling: Any) -> EngineRequest:
+    """A first attempt with one prompt."""
+    ids = np.array(list(prompt), dtype=np.uint32)
+    return EngineRequest(name, 1, SamplingParams(**sampling), (ids,))
+
+
+def drain(engine: EngineCore) -> list[ChoiceOutput]:
+    """All outputs until nothing is left to do."""
+    outputs: list[ChoiceOutput] = []
+    while engine.has_work():
+        outputs += engine.step()
+    return outputs
+
+
+def ids_of(outputs: Iterable[ChoiceOutput], name: str, choice: int = 0) -> list[int]:
+    """The tokens of one choice."""
+    return [token for one in outputs if (one.request_id, one.choice) == (name, choice) for token in one.token_ids]
+
+
+def run_alone(engine: EngineCore, one: EngineRequest, choice: int = 0) -> list[int]:
+    """The tokens of a request that has the engine for itself."""
+    engine.add(one)
+    return ids_of(drain(engine), one.request_id, choice)

@@ -135,7 +135,7 @@ class GenerationBody(Body, kw_only=True):
     bad_words: RefusedUnlessEmpty = NULL
     allowed_token_ids: Refused = NULL
     use_beam_search: RefusedUnlessFalse = NULL
-    length_penalty: Annotated[Raw, Neutral(1)] = NULL
+    length_penalty: Annotated[Raw, Neutral(1, 1.0)] = NULL
     spaces_between_special_tokens: Annotated[Raw, Neutral(True)] = NULL
     return_token_ids: RefusedUnlessFalse = NULL
     echo: RefusedUnlessFalse = NULL
@@ -226,8 +226,15 @@ def refuse_unsupported(part: msgspec.Struct, neutral: dict[str, tuple[Any, ...]]
         raw = getattr(part, name)
         if raw is NULL:
             continue
-        if len(bytes(raw)) > MAX_NEUTRAL_BYTES or msgspec.json.decode(raw) not in values:
+        if not _is_neutral(raw, values):
             raise RequestError(f"'{name}' is not supported by this server.", param=param or name, code="unsupported")
+
+
+def _is_neutral(raw: Raw, values: tuple[Any, ...]) -> bool:
+    if len(bytes(raw)) > MAX_NEUTRAL_BYTES:
+        return False
+    value = msgspec.json.decode(raw)
+    return any(type(value) is type(neutral) and value == neutral for neutral in values)  # 0 is not False
 
 
 def _neutral_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:

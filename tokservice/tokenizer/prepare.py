@@ -190,9 +190,9 @@ class Preparer:
             raise RequestError(message, status=404, param="model", code="model_not_found")
 
     def _check_fan_out(self, num_prompts: int, n: int) -> None:
-        num_choices, max_choices = num_prompts * n, self._settings.max_choices
-        if num_choices > max_choices:
-            message = f"Prompts times 'n' is {num_choices}; this server allows at most {max_choices} per request."
+        max_choices = self._settings.max_choices
+        if num_prompts * n > max_choices:
+            message = f"The number of prompts times 'n' must be at most {max_choices}."
             raise RequestError(message, param="n" if n > 1 else "prompt", code="too_many_choices")
 
     def _render(self, messages: list[Message], body: ChatBody | TokenizeBody, now: float) -> str:
@@ -218,7 +218,7 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
         message = "'max_tokens' and 'max_completion_tokens' mean the same, but differ."
         raise RequestError(message, param="max_completion_tokens", code="invalid_value")
     if body.max_completion_tokens < 1:
-        message = f"'max_completion_tokens' must be at least 1, not {body.max_completion_tokens}."
+        message = f"'max_completion_tokens' must be at least 1, not {body.max_completion_tokens!s:.40}."
         raise RequestError(message, param="max_completion_tokens", code="invalid_value")
     return body.max_completion_tokens
 

@@ -37,7 +37,7 @@ def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> No
     """Raise RequestError (400) unless all ids are in 0 .. vocab_size-1."""
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        message = f"Invalid '{param}': token ids must be between 0 and {vocab_size - 1}, not {wrong}."
+        message = f"Invalid '{param}': token ids must be between 0 and {vocab_size - 1}, not {wrong!s:.40}."
         raise RequestError(message, param=param, code="invalid_value")
 
 

@@ -133,4 +133,4 @@ def _check(param: str, value: float, low: float, high: float | None) -> None:
 
 
 def _invalid(param: str, value: float, rule: str) -> RequestError:
-    return RequestError(f"Invalid '{param}': {rule}, not {value}.", param=param, code="invalid_value")
+    return RequestError(f"Invalid '{param}': {rule}, not {value!s:.40}.", param=param, code="invalid_value")

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokservice.tokenizer import chat_template
+from tokservice.tokenizer.chat_template import ChatTemplate
+from tokservice.wire.errors import RequestError, StartupError
+
+USER = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **variables: Any) -> str:
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    return template.render(messages or USER, now=0.0, add_generation_prompt=True, variables=variables)
+
+
+def test_the_names_that_templates_rely_on() -> None:
+    assert render("{{ bos_token }}{{ messages[0].content }}{{ add_generation_prompt }}") == "<s>hiTrue"
+    assert render("{{ strftime_now('%Y') }}") in ("1969", "1970")
+    assert render("{{ {'a<b': 'é'} | tojson }}") == '{"a<b": "é"}'
+    assert render("{{ [1] | tojson(indent=2) }}") == "[\n  1\n]"
+    assert render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "1"
+    assert render("a{% generation %}{{ messages[0].content }}{% endgeneration %}b") == "ahib"
+    assert render("{% if tools is none %}no tools{% endif %}") == "no tools"
+
+
+def test_blocks_leave_no_blank_lines() -> None:
+    assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
+
+
+def test_variables_of_the_request() -> None:
+    assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+    for name in ("messages", "bos_token", "strftime_now", "tools", "raise_exception", "range"):
+        with pytest.raises(RequestError) as caught:
+            ChatTemplate("x", {"bos_token": "<s>"}).render(
+                USER, now=0.0, add_generation_prompt=True, variables={name: 1}
+            )
+        assert caught.value.param == "chat_template_kwargs"
+    assert render("x", self=1, not_an_identifier=2) == "x"
+
+
+def test_the_templates_own_complaint_reaches_the_client() -> None:
+    """It surfaced as an unhandled exception: vllm#16774."""
+    with pytest.raises(RequestError, match=r"^Roles must alternate$") as caught:
+        render("{{ raise_exception('Roles must alternate') }}")
+    assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].content + 1 }}",
+        "{{ nowhere.nothing }}",
+        "{{ 1 / 0 }}",
+        "{{ messages.append(1) }}",
+        "{% for i in range(10000000) %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ messages[0]['content'].format.__globals__.x }}",
+        "{{ '{0.__class__.__base__}'.format(1) }}",
+    ],
+)
+def test_a_failing_or_forbidden_template_is_a_client_error(source: str) -> None:
+    """Templates of a model repository ran without a sandbox: litellm#2949."""
+    with pytest.raises(RequestError) as caught:
+        render(source)
+    assert caught.value.status == 400
+
+
+def test_a_broken_template_is_a_startup_error() -> None:
+    with pytest.raises(StartupError, match="chat template is broken"):
+        ChatTemplate("{% if %}", {})
+
+
+def test_the_form_of_tool_arguments_is_decided_by_the_template() -> None:
+    """Some templates iterate a mapping, others concatenate a string: Qwen3#1894."""
+    loop = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
+    concatenates = loop.replace("%s", "{{ 'args: ' + c.function.arguments }}")
+    iterates = loop.replace("%s", "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}")
+    assert ChatTemplate(concatenates, {}).wants_arguments_as_text
+    assert not ChatTemplate(iterates, {}).wants_arguments_as_text
+    assert not ChatTemplate("{{ raise_exception('no') }}", {}).wants_arguments_as_text
+
+
+def test_where_the_template_comes_from(tmp_path: Path) -> None:
+    assert chat_template.load(tmp_path, "") is None
+    config = tmp_path / "tokenizer_config.json"
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "named"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert source(tmp_path) == "named"
+    special = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": None}
+    config.write_text(json.dumps({"chat_template": "{{ bos_token }}{{ eos_token }}", **special}))
+    assert source(tmp_path) == "<s>"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert source(tmp_path) == "file"
+    (tmp_path / "mine.jinja").write_text("mine")
+    assert source(tmp_path, str(tmp_path / "mine.jinja")) == "mine"
+    with pytest.raises(StartupError, match=r"cannot read .*missing\.jinja"):
+        chat_template.load(tmp_path, str(tmp_path / "missing.jinja"))
+
+
+def source(folder: Path, override: str = "") -> str:
+    template = chat_template.load(folder, override)
+    assert template is not None
+    return template.render(USER, now=0.0, add_generation_prompt=True)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.helpers.tiny_models import CHAT_TEMPLATE
+from tokservice.protocol.requests import Message
+from tokservice.tokenizer import conversation
+from tokservice.tokenizer.chat_template import ChatTemplate
+from tokservice.wire.errors import RequestError
+
+CHATML = ChatTemplate(CHAT_TEMPLATE, {})
+TOOLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
+
+
+def render(messages: list[dict[str, Any]], template: ChatTemplate = CHATML, **options: Any) -> str:
+    flags = {"add_generation_prompt": None, "continue_final_message": None, "variables": None} | options
+    parsed = msgspec.json.decode(json.dumps(messages).encode(), type=list[Message])
+    return conversation.render(template, parsed, now=0.0, mark="<mark>", **flags)
+
+
+def refused(messages: list[dict[str, Any]], template: ChatTemplate = CHATML, **options: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        render(messages, template, **options)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_the_generation_prompt_is_added_unless_refused() -> None:
+    turn = "<|im_start|>user\nhi<|im_end|>\n"
+    assert render([{"role": "user", "content": "hi"}]) == turn + "<|im_start|>assistant\n"
+    assert render([{"role": "user", "content": "hi"}], add_generation_prompt=False) == turn
+
+
+def test_text_parts_are_joined() -> None:
+    """A list of parts reached a template that concatenates strings: InternVL#726."""
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    assert render([{"role": "user", "content": parts}]) == render([{"role": "user", "content": "one two"}])
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_null_content_is_an_empty_text(content: Any) -> None:
+    assert render([{"role": "user", "content": content}]) == render([{"role": "user"}])
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
+        ({"type": "input_audio"}, "input_audio"),
+        ({"type": 3, "text": "x"}, "None"),
+        ({"text": "x"}, "None"),
+        ({"type": "text"}, "'text'"),
+        ({"type": "text", "text": 5}, "'text'"),
+        ({"type": "text", "text": "x", "weight": 2}, "weight"),
+    ],
+)
+def test_other_parts_are_named(part: dict[str, Any], named: str) -> None:
+    error = refused([{"role": "user", "content": [{"type": "text", "text": "look"}, part]}])
+    assert named in error.message
+    assert error.param == "messages"
+
+
+def test_developer_is_system_unless_the_template_knows_it() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert "<|im_start|>system\nx" in render(messages)
+    assert "<|im_start|>developer\nx" in render(messages, ChatTemplate(CHAT_TEMPLATE + "{# developer #}", {}))
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
+        [{"role": "assistant", "content": "a"}],
+        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
+    ],
+)
+def test_a_strict_template_refuses_in_its_own_words(messages: list[dict[str, Any]]) -> None:
+    """vllm#16774, sglang#892"""
+    strict = ChatTemplate(
+        "{% for m in messages %}{% if m.role != ('user' if loop.index0 is even else 'assistant') %}"
+        "{{ raise_exception('roles must alternate, without ' + m.role) }}{% endif %}{% endfor %}",
+        {},
+    )
+    assert refused(messages, strict).message.startswith("roles must alternate")
+
+
+def test_no_messages_are_refused() -> None:
+    assert refused([]).param == "messages"
+
+
+def calls(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("arguments", ['{"k": "v"}', {"k": "v"}])
+def test_tool_arguments_take_the_form_that_the_template_needs(arguments: Any) -> None:
+    """Qwen3#1894"""
+    iterates = ChatTemplate(
+        TOOLS.replace("%s", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}{% endfor %}"), {}
+    )
+    concatenates = ChatTemplate(TOOLS.replace("%s", "{{ 'f' + c.function.arguments }}"), {})
+    assert render(calls(arguments), iterates) == "k=v"
+    assert render(calls(arguments), concatenates) == 'f{"k": "v"}'
+
+
+def test_empty_tool_arguments_are_an_empty_object() -> None:
+    assert render(calls(""), ChatTemplate(TOOLS.replace("%s", "{{ c.function.arguments | tojson }}"), {})) == "{}"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "null", "[" * 20_000, '{"k":' * 1000 + "1" + "}" * 1000])
+def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
+    """Nesting inside the string is bounded like that of the body: Rapid-MLX#798."""
+    assert refused(calls(arguments)).param == "messages"
+
+
+def test_copies_of_our_own_answers_are_accepted() -> None:
+    copy = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "tool_calls": None, "audio": None}
+    assert "a<|im_end|>" in render([{"role": "user", "content": "x"}, copy, {"role": "user", "content": "y"}])
+    assert "refusal" in refused([{"role": "assistant", "content": "a", "refusal": "no"}]).message
+
+
+@pytest.mark.parametrize("final", ["and then", "", "same", "trailing blanks  \n", "<|im_end|>\n"])
+def test_the_final_message_is_continued_where_it_ends(final: str) -> None:
+    """The text was cut at an earlier copy, blanks were lost, empty text was ignored: dynamo#13841."""
+    trims = ChatTemplate(CHAT_TEMPLATE.replace("message.content", "message.content | trim"), {})
+    messages = [{"role": "user", "content": "same"}, {"role": "assistant", "content": final}]
+    for template in (CHATML, trims):
+        text = render(messages, template, continue_final_message=True)
+        assert text == "<|im_start|>user\nsame<|im_end|>\n<|im_start|>assistant\n" + final
+
+
+def test_contradictory_continuations_are_refused() -> None:
+    assistant = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    both = refused(assistant, continue_final_message=True, add_generation_prompt=True)
+    user = refused(assistant[:1], continue_final_message=True)
+    hidden = refused(assistant, ChatTemplate("{{ messages[0].content }}", {}), continue_final_message=True)
+    assert {both.param, user.param, hidden.param} == {"continue_final_message"}

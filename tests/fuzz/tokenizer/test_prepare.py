@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.respond import Responder
 from tokservice.runtime.config import TokenizerConfig
@@ -69,7 +69,7 @@ VALUES = [*NUMBERS, *STRINGS, [], {}, [[]], [None], {"": None}, ["a", 1], {"self
 
 @pytest.fixture(scope="module")
 def preparer(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
-    folder = tiny_models.write_model(tmp_path_factory.mktemp("model"), tiny_models.byte_level())
+    folder = tiny_tokenizers.write_model(tmp_path_factory.mktemp("model"), tiny_tokenizers.byte_level())
     made = Preparer(model_dir=folder, model_name="tiny", chat_template_file="", settings=TokenizerConfig())
     made.set_limits(EngineLimits(max_model_len=64, vocab_size=500))
     return made
@@ -122,7 +122,7 @@ def check_prepared(result: Prepared) -> None:
     assert last.last
 
 
-VOCABULARY = vocabulary.build(tiny_models.parsed(tiny_models.byte_level()))
+VOCABULARY = vocabulary.build(tiny_tokenizers.parsed(tiny_tokenizers.byte_level()))
 
 
 def run(preparer: Preparer, num_bodies: int, seed: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tests.helpers.sse import events, text_of
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.respond import Responder
@@ -15,7 +15,7 @@ from tokservice.protocol.context import Context
 from tokservice.wire.messages import FinishReason, Route
 
 RUNNING = FinishReason.RUNNING
-VOCABULARY = vocabulary.build(tiny_models.parsed(tiny_models.byte_fallback()))
+VOCABULARY = vocabulary.build(tiny_tokenizers.parsed(tiny_tokenizers.byte_fallback()))
 SIZE = len(VOCABULARY.all_bytes)
 BYTES_OF_EURO = [VOCABULARY.all_bytes.index(bytes([byte]), 3) for byte in "€".encode()]
 

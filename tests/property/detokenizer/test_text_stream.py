@@ -7,14 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.text_stream import TextStream
 
 DEFAULT_MODEL = Path.home() / ".cache/tokservice/models/smollm2-135m-instruct"
-BYTE_LEVEL = tiny_models.byte_level()
-BYTE_FALLBACK = tiny_models.byte_fallback()
-TABLES = {id(tokenizer): vocabulary.build(tiny_models.parsed(tokenizer)) for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK)}
+BYTE_LEVEL = tiny_tokenizers.byte_level()
+BYTE_FALLBACK = tiny_tokenizers.byte_fallback()
+TABLES = {
+    id(tokenizer): vocabulary.build(tiny_tokenizers.parsed(tokenizer)) for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK)
+}
 
 cuts = st.lists(st.integers(0, 5), max_size=60)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.tokenizer.length_guard import max_chars_per_token
 
 # Decomposed characters, which NFC joins; long runs; special tokens.
@@ -16,13 +16,13 @@ texts = st.lists(units | st.text(max_size=3), max_size=40).map("".join)
 
 
 def composing() -> Tokenizer:
-    tokenizer = Tokenizer.from_str(tiny_models.byte_level().to_str())
+    tokenizer = Tokenizer.from_str(tiny_tokenizers.byte_level().to_str())
     tokenizer.normalizer = normalizers.NFC()
     return tokenizer
 
 
-TOKENIZERS = [tiny_models.byte_level(), tiny_models.byte_fallback(), composing()]
-BOUNDS = [max_chars_per_token(tiny_models.parsed(tokenizer)) for tokenizer in TOKENIZERS]
+TOKENIZERS = [tiny_tokenizers.byte_level(), tiny_tokenizers.byte_fallback(), composing()]
+BOUNDS = [max_chars_per_token(tiny_tokenizers.parsed(tokenizer)) for tokenizer in TOKENIZERS]
 
 
 @pytest.mark.parametrize("which", range(len(TOKENIZERS)))

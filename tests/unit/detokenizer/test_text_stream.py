@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.text_stream import TextStream
 
@@ -77,8 +77,8 @@ def test_only_the_synthetic_blank_before_the_text_is_dropped() -> None:
 
 def test_words_keep_their_blanks_token_by_token() -> None:
     """Decoding SentencePiece tokens one by one glued the words together: transformers#22710."""
-    tokenizer = tiny_models.byte_fallback()
-    table = vocabulary.build(tiny_models.parsed(tokenizer))
+    tokenizer = tiny_tokenizers.byte_fallback()
+    table = vocabulary.build(tiny_tokenizers.parsed(tokenizer))
     token_ids = tokenizer.encode("hello world in the house 日本語").ids
     text_stream = TextStream(table.visible_bytes, strip_leading_space=table.strips_leading_space)
     assert "".join(deltas(text_stream, token_ids)) == "hello world in the house 日本語" == tokenizer.decode(token_ids)

@@ -6,30 +6,30 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.detokenizer import vocabulary
 from tokservice.wire.errors import StartupError
 
 
 def test_byte_level_table_joins_to_the_text() -> None:
-    tokenizer = tiny_models.byte_level()
-    table = vocabulary.build(tiny_models.parsed(tokenizer))
+    tokenizer = tiny_tokenizers.byte_level()
+    table = vocabulary.build(tiny_tokenizers.parsed(tokenizer))
     text = "Grüße, 日本語 😀\x00\n tabs\t\xa0 nbsp \x7f"
     assert b"".join(table.all_bytes[i] for i in tokenizer.encode(text).ids).decode() == text
     assert not table.strips_leading_space
 
 
 def test_every_byte_level_token_equals_the_tokenizers_own_decoding() -> None:
-    tokenizer = tiny_models.byte_level()
-    table = vocabulary.build(tiny_models.parsed(tokenizer))
+    tokenizer = tiny_tokenizers.byte_level()
+    table = vocabulary.build(tiny_tokenizers.parsed(tokenizer))
     for token_id in range(tokenizer.get_vocab_size()):
         expected = tokenizer.decode([token_id], skip_special_tokens=False)
         assert table.all_bytes[token_id].decode("utf-8", "replace") == expected
 
 
 def test_byte_fallback_table_knows_bytes_and_blanks() -> None:
-    tokenizer = tiny_models.byte_fallback()
-    table = vocabulary.build(tiny_models.parsed(tokenizer))
+    tokenizer = tiny_tokenizers.byte_fallback()
+    table = vocabulary.build(tiny_tokenizers.parsed(tokenizer))
     assert table.all_bytes[tokenizer.token_to_id("<0x0A>")] == b"\n"
     assert table.all_bytes[tokenizer.token_to_id("▁in▁the")] == b" in the"
     assert table.strips_leading_space
@@ -37,9 +37,9 @@ def test_byte_fallback_table_knows_bytes_and_blanks() -> None:
 
 def test_special_tokens_are_invisible_and_added_ones_are_not() -> None:
     """An added token that is not special (a reasoning tag) is text, without blanks around it: vllm#33457."""
-    tokenizer = tiny_models.byte_level()
-    table = vocabulary.build(tiny_models.parsed(tokenizer))
-    for name in tiny_models.SPECIAL:
+    tokenizer = tiny_tokenizers.byte_level()
+    table = vocabulary.build(tiny_tokenizers.parsed(tokenizer))
+    for name in tiny_tokenizers.SPECIAL:
         token_id = tokenizer.token_to_id(name)
         assert table.visible_bytes[token_id] == b""
         assert table.all_bytes[token_id] == name.encode()
@@ -53,11 +53,11 @@ def test_decoders_that_look_at_neighbours_are_refused(decoder: decoders.Decoder 
     if decoder is not None:
         tokenizer.decoder = decoder
     with pytest.raises(StartupError, match="decoder"):
-        vocabulary.build(tiny_models.parsed(tokenizer))
+        vocabulary.build(tiny_tokenizers.parsed(tokenizer))
 
 
 def test_gemma_like_decoder_keeps_the_leading_blank() -> None:
-    parsed = tiny_models.parsed(tiny_models.byte_fallback())
+    parsed = tiny_tokenizers.parsed(tiny_tokenizers.byte_fallback())
     parsed["decoder"]["decoders"] = parsed["decoder"]["decoders"][:3]
     assert not vocabulary.build(parsed).strips_leading_space
 

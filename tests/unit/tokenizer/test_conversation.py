@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.helpers.tiny_models import CHAT_TEMPLATE
+from tests.helpers.tiny_tokenizers import CHAT_TEMPLATE
 from tokservice.protocol.requests import Message
 from tokservice.tokenizer import conversation
 from tokservice.tokenizer.chat_template import ChatTemplate

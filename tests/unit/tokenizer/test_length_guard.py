@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.tokenizer.length_guard import max_chars_per_token
 
 
 def changed(**parts: Any) -> dict[str, Any]:
-    return tiny_models.parsed(tiny_models.byte_level()) | parts
+    return tiny_tokenizers.parsed(tiny_tokenizers.byte_level()) | parts
 
 
 def test_the_longest_token_is_the_bound() -> None:
@@ -18,7 +18,7 @@ def test_the_longest_token_is_the_bound() -> None:
     longest = max(map(len, [*parsed["model"]["vocab"], *(token["content"] for token in parsed["added_tokens"])]))
     assert max_chars_per_token(parsed) == longest
     assert max_chars_per_token(changed(normalizer={"type": "NFC"})) == 4 * longest
-    assert max_chars_per_token(tiny_models.parsed(tiny_models.byte_fallback())) is not None
+    assert max_chars_per_token(tiny_tokenizers.parsed(tiny_tokenizers.byte_fallback())) is not None
 
 
 @pytest.mark.parametrize(

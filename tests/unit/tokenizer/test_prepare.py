@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import tiny_models
+from tests.helpers import tiny_tokenizers
 from tokservice.protocol import context as contexts
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.tokenizer.prepare import Answer, Prepared, Preparer
 from tokservice.wire.errors import RequestError, StartupError
 from tokservice.wire.messages import EngineLimits, Route
 
-TOKENIZER = tiny_models.byte_level()
+TOKENIZER = tiny_tokenizers.byte_level()
 VOCAB_SIZE = TOKENIZER.get_vocab_size() + 10  # ten padding rows
 LIMITS = EngineLimits(max_model_len=64, vocab_size=VOCAB_SIZE, kv_cache_tokens=1000, eos_token_ids=(2,))
 NOW = 1700000000.9
@@ -27,7 +27,7 @@ def counting_bits(num_bits: int) -> int:
 
 
 def make(folder: Path, tokenizer: Any = TOKENIZER, settings: TokenizerConfig | None = None, **files: Any) -> Preparer:
-    tiny_models.write_model(folder, tokenizer, **files)
+    tiny_tokenizers.write_model(folder, tokenizer, **files)
     preparer = Preparer(
         model_dir=folder,
         model_name="tiny",
@@ -48,7 +48,7 @@ def preparer(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
 def with_bos(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
     return make(
         tmp_path_factory.mktemp("model"),
-        tiny_models.byte_fallback(),
+        tiny_tokenizers.byte_fallback(),
         chat_template="{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}",
         special_tokens={"bos_token": "<s>"},
     )
@@ -434,7 +434,7 @@ def test_a_model_without_template_refuses_chat(tmp_path: Path) -> None:
 
 
 def test_before_the_engine_is_known_nothing_is_prepared(tmp_path: Path) -> None:
-    tiny_models.write_model(tmp_path, TOKENIZER)
+    tiny_tokenizers.write_model(tmp_path, TOKENIZER)
     early = Preparer(model_dir=tmp_path, model_name="tiny", chat_template_file="", settings=TokenizerConfig())
     with pytest.raises(RequestError) as caught:
         early.prepare(Route.COMPLETIONS, [b"{}"], NOW)
@@ -487,13 +487,13 @@ def test_unusable_models_are_startup_errors(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(StartupError, match=r"cannot read .*tokenizer\.json"):
         start()
-    tiny_models.write_model(tmp_path, TOKENIZER, generation_config={"temperature": "hot"})
+    tiny_tokenizers.write_model(tmp_path, TOKENIZER, generation_config={"temperature": "hot"})
     with pytest.raises(StartupError, match=r"generation_config\.json: temperature"):
         start()
-    tiny_models.write_model(tmp_path, TOKENIZER, chat_template="{% if %}", generation_config={})
+    tiny_tokenizers.write_model(tmp_path, TOKENIZER, chat_template="{% if %}", generation_config={})
     with pytest.raises(StartupError, match="chat template"):
         start()
-    tiny_models.write_model(tmp_path, TOKENIZER)
+    tiny_tokenizers.write_model(tmp_path, TOKENIZER)
     with pytest.raises(StartupError, match="cannot read"):
         start(template=str(tmp_path / "missing.jinja"))
     with pytest.raises(StartupError, match="not supported yet"):

@@ -1,0 +1,31 @@
+"""Servers that tests share where they do no harm to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.helpers.server import SIMULATED, Server, running_server
+
+
+@pytest.fixture(scope="session")
+def simulated() -> Iterator[Server]:
+    """The whole system around a simulated engine of 5 ms a step."""
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=5") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Iterator[Server]:
+    """The whole system with the default model on this machine's CPU."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture
+def client(simulated: Server) -> Iterator[httpx.Client]:
+    """HTTP to the simulated system."""
+    with httpx.Client(base_url=simulated.url, timeout=30, trust_env=False) as http:
+        yield http

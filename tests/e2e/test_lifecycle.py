@@ -1,0 +1,200 @@
+"""Starting and ending: what an operator does, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.helpers.server import ROOT, SIMULATED, Server, running_server
+from tests.helpers.wait import wait_for
+
+
+def launch(*arguments: str, timeout_s: float = 30.0, **env: str) -> tuple[int, str, float]:
+    """Run a launch that is to fail: exit code, what it printed, seconds."""
+    start_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "launch.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, **env},
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr, time.monotonic() - start_s
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
+    with running_server(*SIMULATED) as server:
+        assert server.stop(number) == 0
+        assert "Traceback" not in server.log
+        assert not server.run_dir.exists()
+
+
+def test_a_signal_during_start_is_obeyed() -> None:
+    with running_server(*SIMULATED, ready=False) as server:
+        wait_for(server.pids, what="the first child")
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
+
+
+def test_sigkill_of_the_launcher_leaves_nothing_behind() -> None:
+    """Orphans kept the port or the GPU: vllm#55510, sglang#15165."""
+    with running_server(*SIMULATED) as server:
+        port = int(server.url.rpartition(":")[2])
+        children = server.process.children(recursive=True)
+        # A stopped process cannot watch a pipe: the kernel's signal has to reach it.
+        os.kill(server.pid("tokenizer"), signal.SIGSTOP)
+        server.process.kill()
+        server.process.wait(10)
+        _, alive = psutil.wait_procs(children, timeout=5)
+        assert not alive
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+        again = ("--port", str(port), "--set", f"runtime.run_dir={server.run_dir}")
+        with running_server(*SIMULATED, *again) as successor:
+            assert httpx.get(f"{successor.url}/health", trust_env=False).status_code == 200
+            assert successor.url == server.url
+
+
+def test_a_port_in_use_is_found_before_anything_loads() -> None:
+    """The conflict was found only after the model had loaded: vllm#8204."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        code, printed, seconds = launch(*SIMULATED, "--port", str(port))
+    assert code == 3
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in printed
+    assert len(printed.splitlines()) == 1
+    assert seconds < 5
+
+
+def test_two_servers_never_share_a_port() -> None:
+    with running_server(*SIMULATED) as server:
+        code, printed, _ = launch(*SIMULATED, "--port", server.url.rpartition(":")[2])
+        assert code == 3
+        assert "Address already in use" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--model", "/no/such/folder"), "model.path: '/no/such/folder' is neither an existing folder"),
+        (("--set", "api.prot=1"), "unknown key api.prot"),
+        (("--set", "nonsense"), "nonsense: expected section.key=value"),
+        (("--config", "/no/such.toml"), "cannot read /no/such.toml"),
+        (("--set", "api.port=many"), "api.port: expected int, got 'many'"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:
+    code, printed, seconds = launch(*arguments)
+    assert code == 3
+    assert message in printed
+    assert len(printed.splitlines()) == 1
+    assert seconds < 5
+
+
+def test_an_unreadable_tokenizer_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    """A worker died in its constructor, and the server answered 503 for ten minutes: sglang#21471."""
+    (tmp_path / "tokenizer.json").write_text("{ not JSON")
+    code, printed, seconds = launch(*SIMULATED, "--port", "0", "--model", str(tmp_path))
+    last = printed.splitlines()[-1]
+    assert code == 3
+    assert last.startswith("tokservice: ")
+    assert "tokenizer.json" in last
+    assert "Traceback" not in printed
+    assert seconds < 15
+
+
+def test_a_model_without_weights_ends_the_start_with_its_reason(tmp_path: Path) -> None:
+    source = Path.home() / ".cache/tokservice/models/smollm2-135m-instruct/tokenizer.json"
+    (tmp_path / "tokenizer.json").write_bytes(source.read_bytes())
+    code, printed, _ = launch("--port", "0", "--model", str(tmp_path))
+    assert code == 3
+    assert "engine 0 could not start" in printed.splitlines()[-1]
+    assert "config.json" in printed.splitlines()[-1]
+    assert "Traceback" not in printed
+
+
+def test_a_long_temporary_folder_does_not_matter(tmp_path: Path) -> None:
+    """Socket paths longer than 107 bytes made the start fail with a bare error: LMCache#3529."""
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    server = Server(*SIMULATED, "--set", 'runtime.run_dir=""', env={**os.environ, "TMPDIR": str(folder)})
+    try:
+        server.wait_until_ready()
+        assert server.stop() == 0
+    finally:
+        server.discard()
+
+
+def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+    """SIGTERM cut running streams at once: vllm#24885."""
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server:
+        body = {"prompt": "hello", "max_tokens": 40, "stream": True}
+        with (
+            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
+            http.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            lines = response.iter_lines()
+            next(lines)
+            server.process.terminate()
+            late = wait_for(
+                lambda: (answer := httpx.post(f"{server.url}/v1/completions", json=body, trust_env=False)).status_code
+                == 503
+                and answer,
+                what="new requests are refused",
+            )
+            assert late.json()["error"]["code"] == "shutting_down"
+            assert late.headers["connection"] == "close"
+            assert httpx.get(f"{server.url}/ready", trust_env=False).status_code == 503
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in rest[-2]
+        assert server.process.wait(20) == 0
+
+
+def test_a_second_signal_forces() -> None:
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=100") as server:
+        body = {"prompt": "hello", "max_tokens": 10_000, "stream": True}
+        with (
+            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
+            http.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            lines = response.iter_lines()
+            next(lines)
+            server.process.terminate()
+            server.wait_until_status("/ready", 503)
+            server.process.terminate()
+            assert server.process.wait(5) == 1
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(lines)
+
+
+def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
+    with running_server(
+        *SIMULATED, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1"
+    ) as server:
+        body = {"prompt": "hello", "max_tokens": 10_000, "stream": True}
+        with (
+            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
+            http.stream("POST", "/v1/completions", json=body) as response,
+        ):
+            lines = response.iter_lines()
+            next(lines)
+            server.process.terminate()
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert '"code":"shutting_down"' in rest[-2]
+        assert server.process.wait(20) == 0

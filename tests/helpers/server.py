@@ -1,0 +1,119 @@
+"""The real system as a user starts it: ``scripts/launch.py`` in a process of its own."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.helpers.wait import wait_for
+
+ROOT = Path(__file__).parent.parent.parent
+SIMULATED = ("--config", str(ROOT / "configs" / "simulated.toml"))
+TITLE = re.compile(r"tokservice: (\w+) (\d+)")
+
+
+class Server:
+    """A started system; ``stop`` ends it and checks that nothing stays behind."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self.output = Path(tempfile.mkstemp(prefix="server-", suffix=".log")[1])
+        self._temporary = tempfile.TemporaryDirectory(prefix="ts", dir="/tmp")
+        self.run_dir = Path(self._temporary.name) / "run"
+        settings = ("--port", "0", "--set", f"runtime.run_dir={self.run_dir}")
+        with self.output.open("wb") as log:
+            self.process = psutil.Popen(
+                [sys.executable, str(ROOT / "scripts" / "launch.py"), *settings, *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=env,
+                start_new_session=True,
+            )
+        self.url = ""
+
+    @property
+    def log(self) -> str:
+        """All that the processes have printed."""
+        return self.output.read_text(errors="replace")
+
+    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+        """Until the banner names the address and /ready agrees."""
+
+        def banner() -> re.Match[str] | None:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with code {self.process.returncode}:\n{self.log}")
+            return re.search(r"is ready at (http://\S+)", self.log)
+
+        self.url = wait_for(banner, timeout_s, "the server is ready").group(1)
+        self.wait_until_status("/ready", 200)
+
+    def wait_until_status(self, path: str, status: int, timeout_s: float = 30.0) -> None:
+        """Until a page answers with a status."""
+        with httpx.Client(base_url=self.url, trust_env=False) as client:
+            wait_for(lambda: client.get(path).status_code == status, timeout_s, f"{path} says {status}")
+
+    def pid(self, role: str, slot: int = 0) -> int:
+        """Of a living process."""
+        return wait_for(lambda: self.pids().get((role, slot)), 20.0, f"{role} {slot} lives")
+
+    def pids(self) -> dict[tuple[str, int], int]:
+        """Of all living processes, by role and slot, as their titles say."""
+        found = {}
+        for child in self.process.children(recursive=True):
+            try:
+                match = TITLE.search(" ".join(child.cmdline()))
+            except psutil.Error:
+                continue
+            if match:
+                found[match[1], int(match[2])] = child.pid
+        return found
+
+    def gauge(self, name: str) -> float:
+        """The value of a metric without labels, as the supervisor's page has it now."""
+        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
+        match = re.search(rf"^tokservice_{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        return float(match[1]) if match else 0.0
+
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+        """End it with a signal; the exit code. Fails where a process or a socket stays behind."""
+        children = self.process.children(recursive=True) if self.process.is_running() else []
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        code = self.process.wait(timeout_s)
+        gone, alive = psutil.wait_procs(children, timeout=10)
+        for child in alive:
+            child.kill()
+        assert not alive, f"processes outlived their launcher: {alive}"
+        return int(code)
+
+    def discard(self) -> None:
+        """Whatever happened: leave nothing on this machine."""
+        if self.process.poll() is None:
+            for child in self.process.children(recursive=True):
+                child.kill()
+            self.process.kill()
+            self.process.wait(10)
+        self._temporary.cleanup()
+        self.output.unlink(missing_ok=True)
+
+
+@contextmanager
+def running_server(*arguments: str, env: dict[str, str] | None = None, ready: bool = True) -> Iterator[Server]:
+    """A server for one test, stopped at its end; with ``ready`` False it is only started."""
+    server = Server(*arguments, env=env)
+    try:
+        if ready:
+            server.wait_until_ready()
+        yield server
+        if server.process.poll() is None:
+            server.stop()
+    finally:
+        server.discard()

@@ -16,7 +16,7 @@ from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
 from tokservice.protocol.responses import ResponseFormat, usage_json
-from tokservice.wire.errors import ENGINE_FAILED, SSE_DONE, sse_error
+from tokservice.wire.errors import ENGINE_FAILED, SSE_DONE, WireError, sse_error
 from tokservice.wire.messages import FinishReason
 
 OK = 200
@@ -47,7 +47,7 @@ class Responder:
         """Begin a request, or take it over: then the last three hold, for each choice, how many of its output
         tokens the client has already seen, the FinishReason it reached, and all of its output tokens so far.
 
-        Raises WireError for a malformed context.
+        Raises WireError for a malformed context, and where the last three do not fit it.
         """
         self._context = contexts.decode(context)
         self._format = ResponseFormat(self._context)
@@ -58,6 +58,8 @@ class Responder:
         self._num_running = len(self._choices)
         self._over = False
         self._owed: list[Fed] = []
+        if not len(num_delivered) == len(finished) == len(output_ids) <= len(self._choices):
+            raise WireError("a request was taken over with an uneven journal")
         for choice, token_ids in enumerate(output_ids):
             self._replay(choice, token_ids, num_delivered[choice], FinishReason(finished[choice]))
 

@@ -197,3 +197,9 @@ def test_a_malformed_context_is_a_wire_error() -> None:
     for frame in (b"", b"\xff", context()[:-1], context() + b"x"):
         with pytest.raises(WireError):
             Responder(VOCABULARY, frame)
+
+
+def test_an_uneven_journal_is_a_wire_error() -> None:
+    for journal in (([1], [0], []), ([], [0], [[A]]), ([1, 1], [0, 0], [[A], [A]])):
+        with pytest.raises(WireError):
+            Responder(VOCABULARY, context(), *journal)

@@ -48,9 +48,12 @@ def test_chat_streamed_and_plain_say_the_same(api: openai.OpenAI, model: str) ->
     assert text == plain.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == plain.choices[0].finish_reason
-    assert chunks[-1].usage == plain.usage
     assert plain.usage is not None
-    assert plain.usage.total_tokens == plain.usage.prompt_tokens + plain.usage.completion_tokens
+    assert chunks[-1].usage is not None
+    for usage in (plain.usage, chunks[-1].usage):
+        assert usage.prompt_tokens == plain.usage.prompt_tokens > 0
+        assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert chunks[-1].usage.completion_tokens == plain.usage.completion_tokens
 
 
 def test_completions_streamed_and_plain_say_the_same(api: openai.OpenAI, model: str) -> None:

@@ -14,9 +14,7 @@ from tokservice.detokenizer.text_stream import TextStream
 DEFAULT_MODEL = Path.home() / ".cache/tokservice/models/smollm2-135m-instruct"
 BYTE_LEVEL = tiny_tokenizers.byte_level()
 BYTE_FALLBACK = tiny_tokenizers.byte_fallback()
-TABLES = {
-    id(tokenizer): vocabulary.build(tiny_tokenizers.parsed(tokenizer)) for tokenizer in (BYTE_LEVEL, BYTE_FALLBACK)
-}
+TABLES = {id(made): vocabulary.build(tiny_tokenizers.parsed(made)) for made in (BYTE_LEVEL, BYTE_FALLBACK)}
 
 cuts = st.lists(st.integers(0, 5), max_size=60)
 

@@ -1,0 +1,10 @@
+"""Settings for all tests."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+# No deadline for one example: a busy machine is not a failure (pytest-timeout bounds the whole test).
+settings.register_profile("default", deadline=None)
+settings.register_profile("extended", deadline=None, max_examples=3000)  # pytest --hypothesis-profile=extended
+settings.load_profile("default")

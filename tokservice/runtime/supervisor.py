@@ -167,7 +167,7 @@ class Supervisor:
         died = [child for child in self.children if child.process is not None and child.process.poll() is not None]
         for child in died:
             self._on_death(child, now_s)
-        if any(child.hello is not None for child in died):
+        if died:
             for child in died:
                 child.hello = None
             self._announce()
@@ -216,15 +216,17 @@ class Supervisor:
                 self._announce()
                 if child.role is Role.API:
                     self._publish_models(child)
-                    self._publish(time.monotonic())
                 if child.role is Role.ENGINE:
                     for api in self._of_role(Role.API):
                         self._publish_models(api)
             case Heartbeat():
                 child.progress = message.progress
                 child.unfinished = message.unfinished
+                caught_up = child.topology_version < message.topology_version == self._topology_version
                 child.topology_version = message.topology_version
                 self._page.update(sender, message.metrics)
+                if caught_up:
+                    self._next_publish_s = 0.0
 
     def _send(self, child: Child, message: Message) -> None:
         if child.hello is None:
@@ -243,6 +245,7 @@ class Supervisor:
         )
         for child in self.children:
             self._send(child, Topology(self._topology_version, peers))
+        self._publish(time.monotonic())  # readiness may have changed with it
 
     # --- what is known of the whole
 
@@ -264,6 +267,8 @@ class Supervisor:
                 return f"{child.role.label} {child.slot} keeps ending: {self._reason(child)}"
             if child.hello is None:
                 return f"{child.role.label} {child.slot} is starting"
+            if child.topology_version < self._topology_version:
+                return f"{child.role.label} {child.slot} is getting to know the others"
             long_work = child.role in (Role.ENGINE, Role.TOKENIZER)
             limit_s = runtime.busy_stall_timeout_s if long_work else runtime.stall_timeout_s
             if now_s - child.last_beat_s > limit_s:

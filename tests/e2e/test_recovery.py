@@ -1,0 +1,113 @@
+"""SIGKILL of any worker: clients see a pause, and the very text that an undisturbed run gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.wait import wait_for
+
+NUM_STREAMS = 12
+NUM_TOKENS = 120
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    settings = ("--set", "simulated.step_ms=10", "--set", "detokenizer.workers=2", "--set", "engine.processes=2")
+    with running_server(*SIMULATED, *settings) as server:
+        yield server
+
+
+def body(index: int, **more: Any) -> dict[str, Any]:
+    return {"prompt": f"Tell me about {index}", "max_tokens": NUM_TOKENS, "seed": index, "n": 2, **more}
+
+
+def plain(server: Server, index: int) -> list[str]:
+    answer = httpx.post(f"{server.url}/v1/completions", json=body(index), timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 2 * NUM_TOKENS
+    return [choice["text"] for choice in answer.json()["choices"]]
+
+
+def streamed(server: Server, index: int) -> list[str]:
+    texts = ["", ""]
+    request = body(index, stream=True, stream_options={"include_usage": True})
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=request, timeout=60, trust_env=False) as answer:
+        assert answer.status_code == 200
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events.pop() == "[DONE]"
+    assert json.loads(events.pop())["usage"]["completion_tokens"] == 2 * NUM_TOKENS
+    for event in map(json.loads, events):
+        assert "error" not in event, event
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    return texts
+
+
+@pytest.fixture(scope="module")
+def right(server: Server) -> list[list[str]]:
+    """The texts of an undisturbed run."""
+    with ThreadPoolExecutor(NUM_STREAMS) as clients:
+        return list(clients.map(lambda index: plain(server, index), range(NUM_STREAMS)))
+
+
+@pytest.mark.parametrize("victims", ["tokenizer", "detokenizer", "engine", "engine detokenizer", "tokenizer engine"])
+def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]], victims: str) -> None:
+    with ThreadPoolExecutor(NUM_STREAMS) as clients:
+        asks = [streamed if index % 2 else plain for index in range(NUM_STREAMS)]
+        answers: list[Future[list[str]]] = [
+            clients.submit(ask, server, index) for index, ask in enumerate(asks)
+        ]
+        if "tokenizer" not in victims:
+            wait_for(lambda: server.gauge("num_requests_running") >= NUM_STREAMS, what="they run")
+        for victim in victims.split():
+            for slot in (0, 1):
+                os.kill(server.pid(victim, slot), signal.SIGKILL)
+        texts = [answer.result(timeout=60) for answer in answers]
+    assert texts == right
+    wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left behind")
+    server.wait_until_status("/ready", 200)
+
+
+def test_the_death_of_the_router_is_an_error_that_clients_can_read(server: Server) -> None:
+    with httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http:
+        with http.stream("POST", "/v1/completions", json=body(1, stream=True, max_tokens=5000)) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(server.pid("router"), signal.SIGKILL)
+            rest = [line for line in lines if line]
+        assert '"code":"router_restarted"' in rest[-2]
+        assert rest[-1] == "data: [DONE]"
+        server.wait_until_status("/ready", 200)
+        wait_for(lambda: server.gauge("num_requests_running") == 0, what="the engine has dropped the work")
+        assert http.post("/v1/completions", json=body(2, max_tokens=3)).status_code == 200
+
+
+def test_the_death_of_an_api_process_frees_what_it_held(server: Server) -> None:
+    with (
+        httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
+        http.stream("POST", "/v1/completions", json=body(1, stream=True, max_tokens=5000)) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(server.pid("api"), signal.SIGKILL)
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+
+    def answers() -> bool:
+        try:
+            return httpx.get(f"{server.url}/ready", trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_for(answers, 20, "a new API process answers")
+    wait_for(lambda: server.gauge("num_requests_running") == 0, what="the engine has dropped the work")
+    wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="the router has forgotten it")

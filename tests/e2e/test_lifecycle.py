@@ -151,9 +151,11 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
             next(lines)
             server.process.terminate()
             late = wait_for(
-                lambda: (answer := httpx.post(f"{server.url}/v1/completions", json=body, trust_env=False)).status_code
-                == 503
-                and answer,
+                lambda: (
+                    (answer := httpx.post(f"{server.url}/v1/completions", json=body, trust_env=False)).status_code
+                    == 503
+                    and answer
+                ),
                 what="new requests are refused",
             )
             assert late.json()["error"]["code"] == "shutting_down"
@@ -183,9 +185,7 @@ def test_a_second_signal_forces() -> None:
 
 
 def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
-    with running_server(
-        *SIMULATED, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1"
-    ) as server:
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1") as server:
         body = {"prompt": "hello", "max_tokens": 10_000, "stream": True}
         with (
             httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,

@@ -101,7 +101,10 @@ def test_a_client_that_leaves_frees_the_engine(api: openai.OpenAI, model: str, d
 
 def test_a_plain_request_that_is_abandoned_frees_the_engine(default_model: Server, model: str) -> None:
     """A disconnect on a plain request was never noticed: vllm-mlx#457."""
-    with httpx.Client(base_url=default_model.url, timeout=1.5, trust_env=False) as http, pytest.raises(httpx.ReadTimeout):
+    with (
+        httpx.Client(base_url=default_model.url, timeout=1.5, trust_env=False) as http,
+        pytest.raises(httpx.ReadTimeout),
+    ):
         http.post("/v1/completions", json={"model": model, "prompt": "Count:", "max_tokens": 4000, "ignore_eos": True})
     wait_for(lambda: default_model.gauge("num_requests_running") == 0, 5.0, "it was aborted")
 

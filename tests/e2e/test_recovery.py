@@ -63,9 +63,7 @@ def right(server: Server) -> list[list[str]]:
 def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]], victims: str) -> None:
     with ThreadPoolExecutor(NUM_STREAMS) as clients:
         asks = [streamed if index % 2 else plain for index in range(NUM_STREAMS)]
-        answers: list[Future[list[str]]] = [
-            clients.submit(ask, server, index) for index, ask in enumerate(asks)
-        ]
+        answers: list[Future[list[str]]] = [clients.submit(ask, server, index) for index, ask in enumerate(asks)]
         if "tokenizer" not in victims:
             wait_for(lambda: server.gauge("num_requests_running") >= NUM_STREAMS, what="they run")
         for victim in victims.split():
@@ -75,6 +73,18 @@ def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]
     assert texts == right
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left behind")
     server.wait_until_status("/ready", 200)
+
+
+def test_a_rolling_restart_loses_nothing(server: Server, right: list[list[str]]) -> None:
+    """SIGHUP to the launcher: every worker is replaced, one by one, beside running requests."""
+    workers = {key for key in server.pids() if key[0] in ("tokenizer", "detokenizer", "engine")}
+    before = {server.pid(*key) for key in workers}
+    server.process.send_signal(signal.SIGHUP)
+    with ThreadPoolExecutor(NUM_STREAMS) as clients:
+        while before & set(server.pids().values()):
+            assert list(clients.map(lambda index: streamed(server, index), range(NUM_STREAMS))) == right
+    server.wait_until_status("/ready", 200)
+    assert set(server.pids()) >= workers
 
 
 def test_the_death_of_the_router_is_an_error_that_clients_can_read(server: Server) -> None:

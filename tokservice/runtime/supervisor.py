@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ from tokservice.wire.messages import (
 TICK_MS = 100
 EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
 PAGE_MAX_AGE_S = 5.0
+WORKERS = (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE)
 STOP_ORDER = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER, Role.ROUTER, Role.API)
 JSON = "application/json"
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -69,6 +71,9 @@ class Supervisor:
         self._poller.register(self._channel.socket, zmq.POLLIN)
         self._poller.register(self._signal_read, zmq.POLLIN)
         self._num_signals = 0
+        self._hangups = 0
+        self._to_restart: deque[Child] = deque()
+        self._leaving: tuple[Child, int, float] | None = None  # with its incarnation, and since when
         self._topology_version = 0
         self._phase = "starting"
         self._metrics = Metrics()
@@ -149,6 +154,7 @@ class Supervisor:
             for sender, message in self._channel.receive():
                 self._on_message(sender, message)
             self._reap(time.monotonic())
+            self._roll(time.monotonic())
             if time.monotonic() >= self._next_publish_s:
                 self._publish(time.monotonic())
         return True
@@ -174,6 +180,24 @@ class Supervisor:
         for child in self.children:
             if child.process is None and self._phase in ("ready", "draining") and now_s >= child.start_at_s:
                 self._start(child)
+
+    def _roll(self, now_s: float) -> None:
+        """After SIGHUP: restart the workers one by one, each once all others are well; no request is lost."""
+        if self._hangups:
+            self._hangups = 0
+            log.info("restarting the workers one by one")
+            self._to_restart = deque(child for child in self.children if child.role in WORKERS)
+        if self._leaving is not None and self._leaving[0].incarnation > self._leaving[1]:
+            self._leaving = None
+        if self._leaving is not None:
+            child, _, since_s = self._leaving
+            if now_s - since_s > EXIT_TIMEOUT_S:
+                child.kill()
+        elif self._to_restart and self._phase == "ready" and self._everyone_is_ready():
+            child = self._to_restart.popleft()
+            self._leaving = child, child.incarnation, now_s
+            if child.process is not None:
+                child.process.terminate()
 
     def _on_death(self, child: Child, now_s: float) -> None:
         del self._by_identity[child.identity]
@@ -313,9 +337,13 @@ class Supervisor:
         def count(*_: object) -> None:
             self._num_signals += 1
 
+        def hang_up(*_: object) -> None:
+            self._hangups += 1
+
         os.set_blocking(self._signal_write, False)
         old_wakeup = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
         old_handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        old_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
         old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
         try:
             yield

@@ -1,8 +1,9 @@
 """Messages to ZMQ frames and back. Pure: no sockets.
 
 The first frame is the header: one byte wire version, one byte tag, then the fields as a msgpack array; the
-payload frames follow untouched. ``decode`` checks version, tag, number and types of the fields, and that the
-payload fits what the header says; whatever the bytes, it raises nothing but WireError.
+payload frames follow untouched. ``decode`` checks version, tag, number and types of the fields, that the
+payload fits what the header says, and that no value would lead a receiver astray (a choice to make room for, a
+member of an enum); whatever the bytes, it raises nothing but WireError.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ import msgpack
 
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import (
+    ALL_CHOICES,
     TAGS,
     WIRE_VERSION,
+    Abort,
     Accepted,
     Answered,
     Begin,
     BodyChunk,
     Buffer,
     EngineOutputs,
+    FinishReason,
     Frames,
     Generate,
     Message,
@@ -32,6 +36,7 @@ from tokservice.wire.messages import (
     Publish,
     ReadyBytes,
     Rejected,
+    Route,
     Submit,
     Undelivered,
 )
@@ -39,6 +44,8 @@ from tokservice.wire.messages import (
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 64 * 1024
 MAX_FRAMES = 1 << 16
+MAX_ROWS = 1 << 16  # of one list in a header
+MAX_CHOICES = 1 << 16  # of one request: each has a frame of its own where a request is begun again
 TOKEN_BYTES = 4
 
 Part = TypeVar("Part")
@@ -54,9 +61,9 @@ def decode(frames: Sequence[Buffer]) -> Message:
     """The message in frames (without routing id). Payload frames are kept as they are. Raises WireError."""
     if not frames or len(frames) > MAX_FRAMES:
         raise WireError(f"a message of {len(frames)} frames")
+    if not 2 <= len(frames[0]) <= MAX_HEADER_BYTES:
+        raise WireError(f"a header of {len(frames[0])} bytes")
     header = _bytes(frames[0])
-    if len(header) < 2 or len(header) > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {len(header)} bytes")
     if header[0] != WIRE_VERSION:
         raise WireError(f"wire version {header[0]}, expected {WIRE_VERSION}")
     reader = _READERS.get(header[1])
@@ -74,6 +81,8 @@ def encode_part(part: Any) -> bytes:
 
 def decode_part(kind: type[Part], frame: Buffer) -> Part:
     """The inverse of ``encode_part``. Raises WireError."""
+    if len(frame) > MAX_HEADER_BYTES:
+        raise WireError(f"{kind.__name__}: {len(frame)} bytes")
     part: Part = _reader_of(kind)(_unpack(_bytes(frame)), kind.__name__)
     return part
 
@@ -89,7 +98,7 @@ def _bytes(frame: Buffer) -> bytes:
 
 def _unpack(packed: bytes) -> Any:
     try:
-        return msgpack.unpackb(packed, use_list=False, max_map_len=0, max_ext_len=0)
+        return msgpack.unpackb(packed, use_list=False, max_array_len=MAX_ROWS, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"malformed header: {type(error).__name__}") from error
 
@@ -156,7 +165,7 @@ def _struct_reader(kind: type, skip: str = "") -> Reader:
 def _message_reader(kind: type) -> Callable[[Any, Sequence[Buffer]], Any]:
     read_fields = _struct_reader(kind, skip="frames")
     has_frames = any(item.name == "frames" for item in dataclasses.fields(kind))
-    check = _FRAME_RULES.get(kind)
+    check = _RULES.get(kind)
 
     def read(values: Any, frames: Sequence[Buffer]) -> Any:
         message = read_fields(values, kind.__name__)
@@ -165,7 +174,7 @@ def _message_reader(kind: type) -> Callable[[Any, Sequence[Buffer]], Any]:
         elif frames:
             raise WireError(f"{kind.__name__}: unexpected payload")
         if check is not None and not check(message):
-            raise WireError(f"{kind.__name__}: payload does not fit the header")
+            raise WireError(f"{kind.__name__}: values out of range, or a payload that does not fit the header")
         return message
 
     return read
@@ -181,11 +190,22 @@ def _message_writer(kind: type) -> Callable[[Any], tuple[tuple[Any, ...], Frames
     return write
 
 
-# --- what the payload of each message must look like ----------------------------------------------------------
+# --- what each message must look like beyond its types --------------------------------------------------------
+
+_ROUTES = frozenset(Route)
+_FINISH_REASONS = frozenset(FinishReason)
+
+
+def _submit(message: Submit) -> bool:
+    return message.route in _ROUTES and _one_chunk(message)
 
 
 def _one_chunk(message: Submit | BodyChunk) -> bool:
     return len(message.frames) <= 1 and all(len(frame) <= MAX_CHUNK_BYTES for frame in message.frames)
+
+
+def _abort(message: Abort) -> bool:
+    return ALL_CHOICES <= message.choice < MAX_CHOICES
 
 
 def _one_frame(message: Rejected | Answered | Publish) -> bool:
@@ -197,18 +217,37 @@ def _are_ids(frames: Frames) -> bool:
 
 
 def _accepted(message: Accepted) -> bool:
-    return len(message.frames) >= 3 and message.num_choices >= 1 and _are_ids(message.frames[2:])
+    fits = len(message.frames) >= 3 and 1 <= message.num_choices <= MAX_CHOICES
+    return fits and message.num_prompt_tokens >= 0 and _are_ids(message.frames[2:])
 
 
 def _generate(message: Generate) -> bool:
     expected = 2 + message.num_prompts + len(message.num_delivered)
-    fits = message.num_prompts >= 1 and len(message.finished) == len(message.num_delivered)
-    return fits and len(message.frames) == expected and _are_ids(message.frames[2:])
+    if message.num_prompts < 1 or len(message.frames) != expected or not _are_ids(message.frames[2:]):
+        return False
+    return _continues(message, message.frames[2 + message.num_prompts :])
 
 
 def _begin(message: Begin) -> bool:
-    fits = len(message.finished) == len(message.num_delivered)
-    return fits and len(message.frames) == 1 + len(message.num_delivered) and _are_ids(message.frames[1:])
+    if len(message.frames) != 1 + len(message.num_delivered) or not _are_ids(message.frames[1:]):
+        return False
+    return _continues(message, message.frames[1:])
+
+
+def _continues(message: Generate | Begin, outputs: Frames) -> bool:
+    """What was delivered is a part of what was produced, for each choice of an earlier attempt."""
+    if len(message.finished) != len(message.num_delivered) or not _are_reasons(message.finished):
+        return False
+    rows = zip(message.num_delivered, outputs, strict=True)
+    return all(0 <= delivered <= len(ids) // TOKEN_BYTES for delivered, ids in rows)
+
+
+def _are_reasons(column: tuple[int, ...]) -> bool:
+    return _FINISH_REASONS.issuperset(column)
+
+
+def _are_choices(column: tuple[int, ...]) -> bool:
+    return min(column, default=0) >= 0 and max(column, default=0) < MAX_CHOICES
 
 
 def _same_length(*columns: tuple[Any, ...]) -> bool:
@@ -222,7 +261,9 @@ def _none_below(low: int, *columns: tuple[int, ...]) -> bool:
 def _engine_outputs(message: EngineOutputs) -> bool:
     columns = [message.request_ids, message.attempts, message.choices, message.num_tokens, message.finish_reasons]
     columns += [column for column in (message.num_top, message.num_cached_tokens) if column]
-    if not _same_length(*columns) or not _none_below(0, message.num_tokens, message.choices):
+    if not _same_length(*columns) or not _none_below(0, message.num_tokens, message.num_cached_tokens):
+        return False
+    if not _are_choices(message.choices) or not _are_reasons(message.finish_reasons):
         return False
     sizes = [sum(message.num_tokens) * TOKEN_BYTES]
     if message.num_top:
@@ -237,7 +278,9 @@ def _progress(message: Progress) -> bool:
     columns = (message.request_ids, message.attempts, message.choices, message.num_tokens, message.finish_reasons)
     if not _same_length(*columns, message.statuses, message.flags, message.num_bytes):
         return False
-    if not _none_below(0, message.num_tokens, message.num_bytes, message.choices):
+    if not _none_below(0, message.num_tokens, message.num_bytes):
+        return False
+    if not _are_choices(message.choices) or not _are_reasons(message.finish_reasons):
         return False
     sizes = [sum(message.num_tokens) * TOKEN_BYTES, sum(message.num_bytes)]
     return [len(frame) for frame in message.frames] == sizes
@@ -251,16 +294,17 @@ def _ready_bytes(message: ReadyBytes) -> bool:
 
 
 def _prepare(message: Prepare) -> bool:
-    return message.attempt >= 1
+    return message.attempt >= 1 and message.route in _ROUTES
 
 
 def _undelivered(message: Undelivered) -> bool:
     return _same_length(message.request_ids, message.attempts)
 
 
-_FRAME_RULES: dict[type, Callable[[Any], bool]] = {
-    Submit: _one_chunk,
+_RULES: dict[type, Callable[[Any], bool]] = {
+    Submit: _submit,
     BodyChunk: _one_chunk,
+    Abort: _abort,
     Prepare: _prepare,
     Accepted: _accepted,
     Rejected: _one_frame,

@@ -13,7 +13,9 @@ from tokservice.wire.errors import StartupError
 
 @pytest.mark.parametrize("make", [tiny_tokenizers.byte_level, tiny_tokenizers.byte_fallback])
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_ids_equal_those_of_the_reference(tmp_path: Path, make: Callable[[], Tokenizer], add_special_tokens: bool) -> None:
+def test_ids_equal_those_of_the_reference(
+    tmp_path: Path, make: Callable[[], Tokenizer], add_special_tokens: bool
+) -> None:
     tokenizer = make()
     tiny_tokenizers.write_model(tmp_path, tokenizer)
     backend = HuggingFaceBackend(tmp_path)

@@ -81,7 +81,8 @@ class Api:
             case Publish():
                 self._pages.publish(message, time.monotonic())
             case Stop(drain=True):
-                self._app.draining = True
+                self._app.draining = self._process.draining = True
+                self._process.beat(self.report)
             case Stop():
                 self._stopped.set()
 

@@ -52,6 +52,7 @@ class Child:
     last_beat_s: float = 0.0
     progress: int = 0
     unfinished: int = 0
+    draining: bool = False
     topology_version: int = 0
     start_at_s: float = 0.0  # when there is no process
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
@@ -71,6 +72,7 @@ class Child:
         self.incarnation += 1
         self.hello = None
         self.progress = self.unfinished = self.topology_version = 0
+        self.draining = False
         self.last_beat_s = now_s
         root = str(Path(tokservice.__file__).parent.parent)
         inherited = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}

@@ -92,6 +92,7 @@ class Process:
         self._poller = zmq.Poller()
         self._next_beat = 0.0
         self.topology_version = 0
+        self.draining = False
 
     def endpoint(self, purpose: str) -> str:
         """A fresh address for an inbox of this incarnation."""
@@ -130,7 +131,9 @@ class Process:
         self.metrics.set("process_resident_memory_bytes", _resident_bytes())
         malformed = self.control.num_malformed + sum(channel.num_malformed for channel, _ in self._channels.values())
         self.metrics.set("malformed_messages_total", malformed)
-        self.control.send(Heartbeat(progress, unfinished, self.topology_version, self.metrics.snapshot()))
+        self.control.send(
+            Heartbeat(progress, unfinished, self.topology_version, self.draining, self.metrics.snapshot())
+        )
 
     def run(self, service: Service) -> int:
         """The loop of a synchronous process, until the supervisor says stop. Control is read first."""
@@ -186,7 +189,9 @@ class Process:
                 service.on_topology(message)
                 self.beat(service.report)  # the supervisor waits until everyone knows
             case Stop(drain=True):
+                self.draining = True
                 service.drain()
+                self.beat(service.report)
             case Stop():
                 self.stopping = True
 

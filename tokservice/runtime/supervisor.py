@@ -246,6 +246,7 @@ class Supervisor:
             case Heartbeat():
                 child.progress = message.progress
                 child.unfinished = message.unfinished
+                child.draining = message.draining
                 caught_up = child.topology_version < message.topology_version == self._topology_version
                 child.topology_version = message.topology_version
                 self._page.update(sender, message.metrics)
@@ -279,7 +280,8 @@ class Supervisor:
         )
 
     def _nothing_is_running(self) -> bool:
-        return not any(child.unfinished for child in self._of_role(Role.ROUTER) + self._of_role(Role.API))
+        doors = [child for child in self._of_role(Role.ROUTER) + self._of_role(Role.API) if child.hello is not None]
+        return all(child.draining and not child.unfinished for child in doors)
 
     def _why_not_ready(self, now_s: float) -> str:
         """'' if every process is ready and beating."""

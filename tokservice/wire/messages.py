@@ -336,6 +336,7 @@ class Heartbeat:
     progress: int
     unfinished: int  # requests that this process holds
     topology_version: int  # of the last topology that it knows
+    draining: bool  # it refuses what is new
     metrics: tuple[Metric, ...]
 
 

@@ -73,7 +73,7 @@ class CpuAttention:
         heads, dim = spec.num_kv_heads, spec.head_dim
         if num_blocks * heads * max(dim, block_size) >= 2**31:
             raise ValueError("the KV cache has more rows than an int32 can number: lower engine.kv_cache_bytes")
-        # Zeros, since a masked token's weight of 0 must meet a finite value; mapped, so that unused blocks cost nothing.
+        # Zeros, since a masked token's weight of 0 must meet a finite value; mapped, so that unused ones cost nothing.
         numel = num_blocks * heads * dim * block_size
         self._keys = [_mapped_zeros(numel).view(num_blocks, heads, dim, block_size) for _ in range(spec.num_layers)]
         self._values = [_mapped_zeros(numel).view(num_blocks, heads, block_size, dim) for _ in range(spec.num_layers)]

@@ -1,7 +1,8 @@
 """The forward pass of a decoder, from token ids to logits.
 
-Engine process. Norm weights, rotary layout and biases are folded at load:
+Engine process. What can be done once is done at load:
 
+* The weights of a norm are multiplied into the matrices that read its output.
 * The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation one
   complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
 * q, k and v are one matrix, gate and up another.
@@ -30,12 +31,10 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    input_norm: Tensor  # (hidden_size,)
     qkv: Linear
     q_norm: Tensor | None  # (head_dim,), reordered as the heads are
     k_norm: Tensor | None
     o: Linear
-    post_norm: Tensor
     gate_up: Linear
     down: Linear
 
@@ -65,9 +64,9 @@ class Model:
         embeddings = checkpoint["model.embed_tokens.weight"]
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
-        self._norm = load.tensor("model.norm.weight")
         head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
-        self._head = load.pack(head, None)
+        self._head = load.pack(head.float() * checkpoint["model.norm.weight"].float(), None)
+        self._eps = torch.tensor(spec.rms_eps, device=device)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1).to(device)  # (max_len, 1, dim / 2)
 
@@ -76,18 +75,22 @@ class Model:
         rotations = self._rotations.index_select(0, positions)
         x = self._embeddings.index_select(0, token_ids).to(self._dtype)
         for index, layer in enumerate(self._layers):
-            query, key, value = self._qkv(layer, self._rms(x, layer.input_norm), rotations)
+            query, key, value = self._qkv(layer, self._rms(x), rotations)
             x = x + layer.o(attention(index, query, key, value, plan))
-            gate, up = layer.gate_up(self._rms(x, layer.post_norm)).chunk(2, dim=-1)
+            gate, up = layer.gate_up(self._rms(x)).chunk(2, dim=-1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (num_rows, vocab_size) float32 of hidden states."""
-        return self._head(self._rms(hidden, self._norm)).float()
+        return self._head(self._rms(hidden)).float()
 
-    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, (x.shape[-1],), weight, self.spec.rms_eps)
+    def _rms(self, x: Tensor) -> Tensor:
+        """x over its root mean square, for each row; its weights are in the next matrix."""
+        if x.dtype is not torch.float32:
+            return F.rms_norm(x, (x.shape[-1],), None, self.spec.rms_eps)
+        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)  # half the kernels of F.rms_norm on a CPU
+        return x * torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
 
     def _qkv(self, layer: _Layer, x: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query and key, and value: (num_rows, heads, head_dim) each."""
@@ -95,8 +98,8 @@ class Model:
         num_q, num_k = spec.num_heads, spec.num_kv_heads
         qkv = layer.qkv(x).view(len(x), num_q + 2 * num_k, spec.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :num_q] = self._rms(qkv[:, :num_q], layer.q_norm)
-            qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k], layer.k_norm)
+            qkv[:, :num_q] = self._rms(qkv[:, :num_q]) * layer.q_norm
+            qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k]) * layer.k_norm
         rotated = qkv[:, : num_q + num_k]
         if rotated.dtype is torch.float32:
             torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(rotations)
@@ -128,25 +131,24 @@ class _Loader:
     def layer(self, index: int) -> _Layer:
         spec = self._spec
         prefix = f"model.layers.{index}."
+        input_norm, post_norm = f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"
         norms = [f"{prefix}self_attn.{name}_norm.weight" for name in "qk"] if spec.qk_norm else []
         q_norm, k_norm = (_adjacent_pairs(self.tensor(name), 1) for name in norms) if norms else (None, None)
         return _Layer(
-            input_norm=self.tensor(f"{prefix}input_layernorm.weight"),
-            qkv=self._joined([f"{prefix}self_attn.{name}_proj" for name in "qkv"], spec.qkv_bias, self._reorder),
+            qkv=self._joined([f"{prefix}self_attn.{name}_proj" for name in "qkv"], spec.qkv_bias, input_norm),
             q_norm=q_norm,
             k_norm=k_norm,
             o=self._joined([f"{prefix}self_attn.o_proj"], spec.o_bias),
-            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self._joined([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], spec.mlp_bias),
+            gate_up=self._joined([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], spec.mlp_bias, post_norm),
             down=self._joined([f"{prefix}mlp.down_proj"], spec.mlp_bias),
         )
 
-    def _joined(
-        self, names: list[str], has_bias: bool, change: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
-    ) -> Linear:
-        weight = torch.cat([change(name, self._checkpoint[f"{name}.weight"]) for name in names])
-        bias = torch.cat([change(name, self._checkpoint[f"{name}.bias"]) for name in names]) if has_bias else None
-        return self.pack(weight, bias)
+    def _joined(self, names: list[str], has_bias: bool, norm: str = "") -> Linear:
+        weight = torch.cat([self._reorder(name, self._checkpoint[f"{name}.weight"]) for name in names]).float()
+        if norm:
+            weight *= self._checkpoint[norm].float()
+        biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
+        return self.pack(weight, torch.cat(biases) if biases else None)
 
     def _reorder(self, name: str, tensor: Tensor) -> Tensor:
         if name.endswith("q_proj"):

@@ -89,7 +89,9 @@ class Sampler:
         return Sampled(chosen, torch.isfinite(maxima).cpu().numpy(), logprobs)
 
     def _raw_logprobs(self, logits: Tensor, sequences: list[Sequence]) -> list[tuple[int, Tensor, int]]:
-        wanted = [(row, seq.sampling.num_logprobs) for row, seq in enumerate(sequences) if seq.sampling.num_logprobs >= 0]
+        wanted = [
+            (row, seq.sampling.num_logprobs) for row, seq in enumerate(sequences) if seq.sampling.num_logprobs >= 0
+        ]
         if not wanted:
             return []
         values = logits[[row for row, _ in wanted]].log_softmax(dim=-1)

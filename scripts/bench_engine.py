@@ -1,0 +1,197 @@
+"""Measures the engine core alone, beside transformers' generate and the memory-bandwidth limit.
+
+    python -m scripts.bench_engine                       the whole table on the default model
+    python -m scripts.bench_engine --concurrency 1 8     some sizes only
+    python -m scripts.bench_engine --set engine.deterministic=true
+
+Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
+(half to one and a half times), the same for both sides; every sequence gets exactly --output tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.core import EngineCore, EngineRequest
+from engine.load import build_core
+from tokservice.models.default_model import ensure_default_model
+from tokservice.runtime.config import Config, resolve
+from tokservice.wire.messages import SamplingParams
+
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+
+
+def main() -> int:
+    """Run what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model-dir", type=Path, help="default: the default model")
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--output", type=int, default=128)
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each figure; the best counts, for both sides")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--no-latency", action="store_true", help="leave out the long prompt and the shared prefix")
+    parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
+    args = parser.parse_args()
+
+    model_dir = args.model_dir or ensure_default_model()
+    config = resolve(None, args.set)
+    core = build_core(config, model_dir)
+    reference = None if args.no_transformers else _reference(model_dir)
+    rows = []
+    for concurrency in args.concurrency:
+        prompts = _prompts(concurrency, args.prompt, core.limits.vocab_size)
+        row: dict[str, Any] = {"concurrency": concurrency}
+        row["engine"] = max(_engine_rate(core, prompts, args.output) for _ in range(args.repeat))
+        if reference is not None:
+            row["transformers"] = max(_reference_rate(reference, prompts, args.output) for _ in range(args.repeat))
+        rows.append(row)
+        _print_row(row)
+    result: dict[str, Any] = {"threads": torch.get_num_threads(), "settings": args.set, "output_tokens_per_s": rows}
+    if 1 in args.concurrency and torch.get_default_device().type == "cpu":
+        result |= _bandwidth(config, model_dir, args.prompt + args.output / 2, rows)
+    if not args.no_latency:
+        result |= _long_prompt(core) | _shared_prefix(core)
+    print(json.dumps(result))
+    return 0
+
+
+def _prompts(count: int, length: int, vocab_size: int) -> list[np.ndarray[tuple[int], np.dtype[np.uint32]]]:
+    rng = np.random.default_rng(count)
+    lengths = np.linspace(length // 2, length + length // 2, count).astype(int) if count > 1 else [length]
+    return [rng.integers(vocab_size // 8, vocab_size // 2, size).astype(np.uint32) for size in rng.permutation(lengths)]
+
+
+def _add(core: EngineCore, name: str, prompt: np.ndarray[tuple[int], np.dtype[np.uint32]], output: int) -> None:
+    core.add(EngineRequest(name, 1, SamplingParams(max_tokens=output, **GREEDY), (prompt,)))  # type: ignore[arg-type]
+
+
+def _engine_rate(core: EngineCore, prompts: list[Any], output: int) -> float:
+    """Output tokens per second, prefill included; prompts never meet the cache of an earlier run."""
+    salt = np.uint32(time.monotonic_ns() % 4096)
+    for index, prompt in enumerate(prompts):
+        _add(core, f"r{index}", (prompt + salt).astype(np.uint32), output)
+    start = time.perf_counter()
+    while core.has_work():
+        core.step()
+    return len(prompts) * output / (time.perf_counter() - start)
+
+
+def _reference(model_dir: Path) -> Any:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    return transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+
+
+def _reference_rate(model: Any, prompts: list[Any], output: int) -> float:
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # padded on the left, as generate wants it
+        ids[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
+        mask[row, longest - len(prompt) :] = 1
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(ids, attention_mask=mask, do_sample=False, min_new_tokens=output, max_new_tokens=output)
+    return len(prompts) * output / (time.perf_counter() - start)
+
+
+def _bandwidth(config: Config, model_dir: Path, context: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What one step must read at concurrency 1, over the bandwidth of a large copy."""
+    source, target = torch.ones(2**27), torch.empty(2**27)  # 512 MiB each
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - start)
+    bandwidth = 2 * source.nbytes / min(times)
+    shape = json.loads((model_dir / "config.json").read_text())
+    hidden, kv_size = shape["hidden_size"], 2 * shape["num_key_value_heads"] * shape["head_dim"]
+    attention = hidden * (2 * shape["num_attention_heads"] * shape["head_dim"] + kv_size)
+    weights = shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"])
+    weights += shape["vocab_size"] * hidden
+    width = {"auto": 2, "float32": 4, "int8": 1}[config.engine.weight_format]
+    width = 4 if config.engine.deterministic else width
+    step_bytes = weights * width + context * kv_size * 4 * shape["num_hidden_layers"]
+    limit = bandwidth / step_bytes
+    share = next(row["engine"] for row in rows if row["concurrency"] == 1) / limit
+    print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s, {step_bytes / 1e6:.0f} MB a step: limit {limit:.1f} tokens/s")
+    print(f"at concurrency 1 the engine reaches {share:.0%} of it (prefill included)")
+    return {
+        "copy_bytes_per_s": bandwidth,
+        "step_bytes": step_bytes,
+        "limit_tokens_per_s": limit,
+        "share_of_limit": share,
+    }
+
+
+def _long_prompt(core: EngineCore, streams: int = 16, length: int = 4000) -> dict[str, Any]:
+    """Gaps of running streams while a long prompt arrives."""
+    for index, prompt in enumerate(_prompts(streams, 64, core.limits.vocab_size)):
+        _add(core, f"s{index}", prompt, 400)
+    for _ in range(streams // 4 + 4):
+        core.step()
+    before = [_timed_step(core) for _ in range(10)]
+    _add(core, "long", _prompts(1, length, core.limits.vocab_size)[0], 1)
+    during = []
+    arrived = False
+    while not arrived:
+        start = time.perf_counter()
+        outputs = core.step()
+        during.append(time.perf_counter() - start)
+        moved = {output.request_id for output in outputs}
+        arrived = "long" in moved
+        if len(moved - {"long"}) != streams:
+            raise RuntimeError("a stream missed a step")
+    core.abort("long")
+    for index in range(streams):
+        core.abort(f"s{index}")
+    core.step()
+    steady, worst = statistics.median(before), max(during)
+    print(
+        f"{streams} streams: step {steady * 1000:.0f} ms; "
+        f"worst gap during a {length}-token prompt {worst * 1000:.0f} ms"
+    )
+    print(f"  (its {len(during)} steps, median {statistics.median(during) * 1000:.0f} ms; no stream missed one)")
+    return {"steady_gap_s": steady, "long_prompt_worst_gap_s": worst, "long_prompt_steps": len(during)}
+
+
+def _shared_prefix(core: EngineCore, length: int = 2000) -> dict[str, Any]:
+    prefix = _prompts(1, length, core.limits.vocab_size)[0] + np.uint32(7)
+    times = []
+    for index in range(2):
+        prompt = np.concatenate([prefix, np.full(20, 300 + index, np.uint32)])
+        _add(core, f"p{index}", prompt, 1)
+        start = time.perf_counter()
+        while core.has_work():
+            core.step()
+        times.append(time.perf_counter() - start)
+    print(f"time to first token of a {length}-token prefix: {times[0]:.3f} s, the second time {times[1]:.3f} s")
+    return {"prefix_first_s": times[0], "prefix_second_s": times[1]}
+
+
+def _timed_step(core: EngineCore) -> float:
+    start = time.perf_counter()
+    core.step()
+    return time.perf_counter() - start
+
+
+def _print_row(row: dict[str, Any]) -> None:
+    line = f"concurrency {row['concurrency']:3d}: engine {row['engine']:7.1f} tokens/s"
+    if "transformers" in row:
+        line += f", transformers {row['transformers']:7.1f}, ratio {row['engine'] / row['transformers']:.2f}"
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""Logits and greedy text of each model family against transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.model_files import read_json
+from engine.torch_core.attention import CpuAttention
+from engine.torch_core.batch import build_batch
+from engine.torch_core.model import Model
+from engine.torch_core.model_spec import read_spec
+from engine.torch_core.request import sequences_of
+from engine.torch_core.scheduler import Chunk
+from engine.torch_core.weights import Checkpoint
+from tests.helpers.tiny_models import (
+    FAMILIES,
+    VOCAB_SIZE,
+    drain,
+    ids_of,
+    make_engine,
+    reference_model,
+    request,
+    run_alone,
+    save_tiny_model,
+)
+from tokservice.wire.errors import StartupError
+
+PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[str, str], Model]:
+    def build(family: str, weight_format: str) -> Model:
+        save_tiny_model(family, tmp_path)
+        spec = read_spec(read_json(tmp_path, "config.json"))
+        checkpoint = Checkpoint(tmp_path)
+        cpu = torch.device("cpu")
+        return Model(
+            spec, checkpoint, weight_format=weight_format, device=cpu, dtype=torch.float32, max_len=spec.max_position
+        )
+
+    return build
+
+
+def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, block_size: int = 8) -> torch.Tensor:
+    """Logits of PROMPT, computed in pieces over scattered blocks."""
+    attention = CpuAttention(model.spec, 64, block_size)
+    (sequence,) = sequences_of(request("r", PROMPT), 512, (), 0)
+    sequence.block_table = np.random.default_rng(1).permutation(64)[: -(-len(PROMPT) // block_size)].tolist()
+    rows = []
+    start = 0
+    with torch.inference_mode():
+        for size in pieces:
+            batch = build_batch([Chunk(sequence, start, size)], block_size, max_lookup_tokens)
+            ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+            hidden = model.forward(ids, positions, attention, attention.plan(batch))
+            rows.append(model.logits(hidden[torch.from_numpy(batch.row_of[0])]))
+            start += size
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("max_lookup_tokens", [1, 1000], ids=["prefill", "lookup"])
+def test_logits_equal_transformers(load: Callable[[str, str], Model], family: str, max_lookup_tokens: int) -> None:
+    logits = logits_of(load(family, "float32"), [70, 1, 9, 1, 69], max_lookup_tokens)
+    with torch.inference_mode():
+        expected = reference_model(family)(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
+    error = (logits - expected).abs().max() / expected.abs().max()
+    assert error < 1e-4
+
+
+@pytest.mark.parametrize(("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("int8", 0.2)])
+def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_format: str, tolerance: float) -> None:
+    logits = logits_of(load("qwen2", weight_format), [150], 1)
+    with torch.inference_mode():
+        expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
+    assert (logits - expected).norm() / expected.norm() < tolerance
+
+
+def test_greedy_ids_alone_and_batched(tmp_path: Path) -> None:
+    save_tiny_model("llama3", tmp_path)
+    model = reference_model("llama3")
+    rng = np.random.default_rng(2)
+    prompts = [rng.integers(2, VOCAB_SIZE, length) for length in (1, 2, 7, 16, 31, 32, 33, 60, 90, 130)]
+    with torch.inference_mode():
+        expected = [
+            model.generate(
+                torch.from_numpy(prompt)[None],
+                do_sample=False,
+                max_new_tokens=20,
+                attention_mask=torch.ones(1, len(prompt)),
+            )[0, len(prompt) :].tolist()
+            for prompt in prompts
+        ]
+    engine = make_engine(tmp_path, max_num_batched_tokens=48)
+    requests = [request(f"r{i}", p, temperature=0.0, max_tokens=20) for i, p in enumerate(prompts)]
+    assert [run_alone(engine, one) for one in requests] == expected
+    for one in requests:
+        engine.add(one)
+    outputs = drain(engine)
+    assert [ids_of(outputs, f"r{i}") for i in range(len(prompts))] == expected
+
+
+def test_sharded_weights(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    save_tiny_model("mistral", whole)
+    save_tiny_model("mistral", parts, max_shard_size="100KB")
+    assert len(list(parts.glob("*.safetensors"))) > 1
+    one = request("r", PROMPT, temperature=0.0)
+    assert run_alone(make_engine(whole), one) == run_alone(make_engine(parts), one)
+
+
+def test_sliding_windows_cut_the_context(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 64, "rms_norm_eps": 1e-5}
+    config |= {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config |= {"intermediate_size": 8, "max_position_embeddings": 512}
+    assert read_spec(config).max_position == 64
+    assert read_spec(config | {"sliding_window": None}).max_position == 512
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, r"MambaForCausalLM.*LlamaForCausalLM, MistralForCausalLM"),
+        ({"architectures": None}, "unsupported architecture"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": None}, "yarn"),
+        ({"num_hidden_layers": 3}, r"lack the tensor model\.layers\.2\."),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_start_up_faults_are_one_clear_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    save_tiny_model("llama3", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=message) as caught:
+        make_engine(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_missing_files(tmp_path: Path, name: str) -> None:
+    save_tiny_model("qwen2", tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(StartupError, match=name):
+        make_engine(tmp_path)
+
+
+def test_config_without_a_key(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
+    with pytest.raises(StartupError, match="num_attention_heads"):
+        make_engine(tmp_path)

@@ -89,8 +89,10 @@ def _engine_rate(core: EngineCore, prompts: list[Any], output: int) -> float:
 def _reference(model_dir: Path) -> Any:
     import transformers
 
-    transformers.utils.logging.set_verbosity_error()
-    return transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    library: Any = transformers
+    library.utils.logging.set_verbosity_error()
+    library.utils.logging.disable_progress_bar()
+    return library.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
 def _reference_rate(model: Any, prompts: list[Any], output: int) -> float:

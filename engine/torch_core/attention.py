@@ -53,16 +53,6 @@ class _Prefill:
     mask: Tensor | None  # (num_rows, context) bool; None: causal from the first token on
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionPlan:
-    """A step's index tensors, the same for all layers."""
-
-    write_blocks: Tensor
-    write_offsets: Tensor
-    lookups: list[_Lookup]
-    prefills: list[_Prefill]
-
-
 class CpuAttention:
     """The KV cache of all layers (float32) and attention over it."""
 
@@ -76,6 +66,9 @@ class CpuAttention:
         # Zeros, since a masked token's weight of 0 must meet a finite value; mapped, so that unused ones cost nothing.
         numel = num_blocks * heads * dim * block_size
         self._keys = [_mapped_zeros(numel).view(num_blocks, heads, dim, block_size) for _ in range(spec.num_layers)]
+        self._write_to: tuple[Tensor, Tensor]
+        self._lookups: list[_Lookup] = []
+        self._prefills: list[_Prefill] = []
         self._values = [_mapped_zeros(numel).view(num_blocks, heads, block_size, dim) for _ in range(spec.num_layers)]
 
     @staticmethod
@@ -83,26 +76,22 @@ class CpuAttention:
         """Size of one token's keys and values in all layers."""
         return 2 * 4 * spec.num_layers * spec.num_kv_heads * spec.head_dim
 
-    def plan(self, batch: StepBatch) -> AttentionPlan:
-        """Index tensors for a step."""
-        return AttentionPlan(
-            write_blocks=torch.from_numpy(batch.write_blocks),
-            write_offsets=torch.from_numpy(batch.write_offsets),
-            lookups=[self._plan_lookup(batch, group) for group in batch.groups],
-            prefills=[self._plan_prefill(run) for run in batch.prefills],
-        )
+    def begin(self, batch: StepBatch) -> None:
+        """Build a step's index tensors, which all layers share."""
+        self._write_to = (torch.from_numpy(batch.write_blocks), torch.from_numpy(batch.write_offsets))
+        self._lookups = [self._plan_lookup(batch, group) for group in batch.groups]
+        self._prefills = [_plan_prefill(run) for run in batch.prefills]
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan) -> Tensor:
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store the rows' keys and values, then attend.
 
         query (num_rows, num_heads, head_dim), key and value (num_rows, num_kv_heads, head_dim), float32, rotated;
         returns (num_rows, num_heads * head_dim).
         """
-        where = (plan.write_blocks, plan.write_offsets)
-        self._keys[layer].permute(0, 3, 1, 2).index_put_(where, key)
-        self._values[layer].permute(0, 2, 1, 3).index_put_(where, value)
-        outputs = [self._look_up(layer, query[lookup.lo : lookup.hi], lookup) for lookup in plan.lookups]
-        outputs += [self._prefill(layer, query, key, value, prefill) for prefill in plan.prefills]
+        self._keys[layer].permute(0, 3, 1, 2).index_put_(self._write_to, key)
+        self._values[layer].permute(0, 2, 1, 3).index_put_(self._write_to, value)
+        outputs = [self._look_up(layer, query[lookup.lo : lookup.hi], lookup) for lookup in self._lookups]
+        outputs += [self._prefill(layer, query, key, value, prefill) for prefill in self._prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _look_up(self, layer: int, query: Tensor, lookup: _Lookup) -> Tensor:
@@ -130,7 +119,7 @@ class CpuAttention:
             context = run.start + num_rows
             keys = self._keys[layer][prefill.blocks].permute(1, 0, 3, 2).flatten(1, 2)[:, :context]
             values = self._values[layer][prefill.blocks].permute(1, 0, 2, 3).flatten(1, 2)[:, :context]
-        queries = query[rows].unflatten(1, (spec.num_kv_heads, group)).permute(1, 2, 0, 3)
+        queries = query[rows].view(num_rows, spec.num_kv_heads, group, -1).permute(1, 2, 0, 3)
         output = F.scaled_dot_product_attention(
             queries,
             keys.unsqueeze(1).expand(-1, group, -1, -1),
@@ -170,12 +159,13 @@ class CpuAttention:
             mask=torch.from_numpy(np.where(attends, np.float32(0), np.float32(-np.inf))[:, None]),
         )
 
-    def _plan_prefill(self, run: PrefillRun) -> _Prefill:
-        if run.start == 0:
-            return _Prefill(run, torch.from_numpy(run.blocks), None)
-        num_rows = run.hi - run.lo
-        mask = torch.ones(num_rows, run.start + num_rows, dtype=torch.bool).tril(run.start)
-        return _Prefill(run, torch.from_numpy(run.blocks), mask)
+
+def _plan_prefill(run: PrefillRun) -> _Prefill:
+    if run.start == 0:
+        return _Prefill(run, torch.from_numpy(run.blocks), None)
+    num_rows = run.hi - run.lo
+    mask = torch.ones(num_rows, run.start + num_rows, dtype=torch.bool).tril(run.start)
+    return _Prefill(run, torch.from_numpy(run.blocks), mask)
 
 
 def _mapped_zeros(numel: int) -> Tensor:

@@ -128,9 +128,9 @@ class TorchEngine:
                 raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
             return outputs
         batch = build_batch(chunks, self._block_size, self._max_lookup_tokens)
-        plan = self._attention.plan(batch)
+        self._attention.begin(batch)
         token_ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-        hidden = self._model.forward(token_ids, positions, self._attention, plan)
+        hidden = self._model.forward(token_ids, positions, self._attention)
         self._collect_prompt_logprobs(chunks, batch, hidden)
         self._count(chunks)
         self._scheduler.commit(chunks)

@@ -18,15 +18,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.torch_core.batch import StepBatch
 from engine.torch_core.linear import Linear, pack_linear
 from engine.torch_core.model_spec import ModelSpec
 from engine.torch_core.weights import Checkpoint
 
 
 class Attention(Protocol):
-    """Stores keys and values and attends; ``plan`` is its own, made for the step."""
+    """The KV cache of all layers, and attention over it."""
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, plan: object) -> Tensor: ...
+    def begin(self, batch: StepBatch) -> None:
+        """Prepare for a step's rows."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store the rows' keys and values, then attend: (num_rows, heads, head_dim) each, rotated.
+
+        Returns (num_rows, num_heads * head_dim).
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +78,13 @@ class Model:
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1).to(device)  # (max_len, 1, dim / 2)
 
-    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention, plan: object) -> Tensor:
+    def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""
         rotations = self._rotations.index_select(0, positions)
         x = self._embeddings.index_select(0, token_ids).to(self._dtype)
         for index, layer in enumerate(self._layers):
             query, key, value = self._qkv(layer, self._rms(x), rotations)
-            x = x + layer.o(attention(index, query, key, value, plan))
+            x = x + layer.o(attention(index, query, key, value))
             gate, up = layer.gate_up(self._rms(x)).chunk(2, dim=-1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
         return x
@@ -102,9 +110,9 @@ class Model:
             qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k]) * layer.k_norm
         rotated = qkv[:, : num_q + num_k]
         if rotated.dtype is torch.float32:
-            torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(rotations)
+            torch.view_as_complex(rotated.view(*rotated.shape[:2], -1, 2)).mul_(rotations)
         else:  # there are no complex numbers of half precision that all kernels know
-            pairs = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2)))
+            pairs = torch.view_as_complex(rotated.float().view(*rotated.shape[:2], -1, 2))
             rotated.copy_(torch.view_as_real(pairs * rotations).flatten(-2))
         return qkv[:, :num_q], qkv[:, num_q : num_q + num_k], qkv[:, num_q + num_k :]
 
@@ -158,5 +166,5 @@ class _Loader:
 
 def _adjacent_pairs(tensor: Tensor, num_heads: int) -> Tensor:
     """Rows of each head from (first halves, second halves) to (pair after pair)."""
-    halves = tensor.unflatten(0, (num_heads, 2, -1))
-    return halves.transpose(1, 2).flatten(0, 2)
+    half = len(tensor) // num_heads // 2
+    return tensor.view(num_heads, 2, half, -1).transpose(1, 2).reshape(tensor.shape)

@@ -18,6 +18,8 @@ import numpy.typing as npt
 from engine.torch_core import families
 from tokservice.wire.errors import StartupError
 
+Frequencies = npt.NDArray[np.float32]  # (head_dim / 2,) radians per position
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
@@ -33,7 +35,7 @@ class ModelSpec:
     max_position: int  # longest sequence
     rms_eps: float
     tied_embeddings: bool
-    inv_freq: npt.NDArray[np.float32]  # (head_dim / 2,) rotary frequencies, radians per position
+    inv_freq: Frequencies  # rotary
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -80,17 +82,17 @@ def common_fields(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def inverse_frequencies(config: dict[str, Any], head_dim: int) -> npt.NDArray[np.float32]:
+def inverse_frequencies(config: dict[str, Any], head_dim: int) -> Frequencies:
     """Rotary frequencies with their scaling, of type "default", "linear" or "llama3". Raises StartupError."""
     # transformers 5 writes rope_parameters; before, there were rope_theta and rope_scaling.
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
     rope |= config.get("rope_scaling") or {}
     rope |= config.get("rope_parameters") or {}
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    inv_freq = (1.0 / np.power(np.float32(rope["rope_theta"]), exponents)).astype(np.float32)
+    inv_freq: Frequencies = (1.0 / np.power(np.float32(rope["rope_theta"]), exponents)).astype(np.float32)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "linear":
-        return (inv_freq / np.float32(rope["factor"])).astype(np.float32)
+        return inv_freq / np.float32(rope["factor"])
     if kind == "llama3":
         return _llama3_frequencies(inv_freq, rope)
     if kind != "default":
@@ -98,9 +100,10 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> npt.NDArray[np
     return inv_freq
 
 
-def _llama3_frequencies(inv_freq: npt.NDArray[np.float32], rope: dict[str, Any]) -> npt.NDArray[np.float32]:
+def _llama3_frequencies(inv_freq: Frequencies, rope: dict[str, Any]) -> Frequencies:
     """Long wavelengths are stretched by ``factor``, short ones stay, those between are blended (Llama 3.1)."""
     turns = rope["original_max_position_embeddings"] * inv_freq / np.float32(2 * math.pi)  # over the trained context
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return ((1 - keep) * inv_freq / rope["factor"] + keep * inv_freq).astype(np.float32)
+    scaled: Frequencies = ((1 - keep) * inv_freq / rope["factor"] + keep * inv_freq).astype(np.float32)
+    return scaled

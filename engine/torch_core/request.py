@@ -86,7 +86,7 @@ def sequences_of(
     """A sequence for each choice that has not ended in an earlier attempt; arrivals count up from ``arrival``."""
     sampling = request.sampling
     stop_ids = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else eos_token_ids))
-    sequences = []
+    sequences: list[Sequence] = []
     for choice in range(request.num_choices):
         if request.finished and request.finished[choice] is not FinishReason.RUNNING:
             continue

@@ -27,7 +27,7 @@ class Checkpoint:
             if not (model_dir / name).is_file():
                 raise StartupError(f"{model_dir} has no {name}: weights must be safetensors files")
             try:
-                file = safe_open(model_dir / name, framework="pt")
+                file: Any = safe_open(model_dir / name, framework="pt")
             except (OSError, SafetensorError) as error:
                 raise StartupError(f"cannot read {model_dir / name}: {error}") from error
             self._file_of.update(dict.fromkeys(file.keys(), file))

@@ -60,7 +60,8 @@ def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, block_siz
         for size in pieces:
             batch = build_batch([Chunk(sequence, start, size)], block_size, max_lookup_tokens)
             ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-            hidden = model.forward(ids, positions, attention, attention.plan(batch))
+            attention.begin(batch)
+            hidden = model.forward(ids, positions, attention)
             rows.append(model.logits(hidden[torch.from_numpy(batch.row_of[0])]))
             start += size
     return torch.cat(rows)

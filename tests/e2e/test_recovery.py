@@ -121,3 +121,25 @@ def test_the_death_of_an_api_process_frees_what_it_held(server: Server) -> None:
     wait_for(answers, 20, "a new API process answers")
     wait_for(lambda: server.gauge("num_requests_running") == 0, what="the engine has dropped the work")
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="the router has forgotten it")
+
+
+def test_a_stalled_process_is_not_ready_and_a_hanging_one_is_replaced(right: list[list[str]]) -> None:
+    """Health counted any traffic as proof of life: sglang#6624."""
+    limits = ("runtime.stall_timeout_s=1", "runtime.busy_stall_timeout_s=1", "runtime.hang_timeout_s=4")
+    settings = [part for limit in limits for part in ("--set", limit)]
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=10", *settings) as server:
+        for role in ("router", "detokenizer", "tokenizer", "engine"):
+            pid = server.pid(role)
+            os.kill(pid, signal.SIGSTOP)
+            server.wait_until_status("/ready", 503, timeout_s=3)
+            assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+            os.kill(pid, signal.SIGCONT)
+            server.wait_until_status("/ready", 200, timeout_s=3)
+            assert server.pid(role) == pid
+        pid = server.pid("engine")
+        with ThreadPoolExecutor(1) as clients:
+            answer = clients.submit(streamed, server, 0)
+            wait_for(lambda: server.gauge("num_requests_running") == 2, what="it runs")
+            os.kill(pid, signal.SIGSTOP)
+            assert answer.result(timeout=30) == right[0]
+        assert server.pid("engine") != pid

@@ -185,12 +185,15 @@ class RuntimeConfig:
     heartbeat_s: float = 0.5
     stall_timeout_s: float = 5.0  # no heartbeat for so long: not ready
     busy_stall_timeout_s: float = 30.0  # the same for tokenizers and engines, whose single piece of work may be long
+    hang_timeout_s: float = 120.0  # no heartbeat for so long: killed and replaced
 
     def __post_init__(self) -> None:
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "runtime.log_level", f"must be one of {', '.join(levels)}")
-        for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s", "stall_timeout_s", "busy_stall_timeout_s"):
+        for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s"):
             _require(getattr(self, name) > 0, f"runtime.{name}", "must be above 0")
+        for name in ("stall_timeout_s", "busy_stall_timeout_s", "hang_timeout_s"):
+            _require(getattr(self, name) > self.heartbeat_s, f"runtime.{name}", "must be above runtime.heartbeat_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

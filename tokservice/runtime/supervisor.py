@@ -170,6 +170,13 @@ class Supervisor:
         self._relay.add(child.process.stdout)
 
     def _reap(self, now_s: float) -> None:
+        """Replace the dead, and those that have said nothing for so long that they count as dead."""
+        runtime = self._config.runtime
+        for child in self.children:
+            limit_s = runtime.start_timeout_s if child.hello is None else runtime.hang_timeout_s
+            if child.process is not None and now_s - child.last_beat_s > limit_s and self._phase != "starting":
+                log.error("no heartbeat: killing it identity=%s seconds=%.0f", child.identity, limit_s)
+                child.kill()
         died = [child for child in self.children if child.process is not None and child.process.poll() is not None]
         for child in died:
             self._on_death(child, now_s)

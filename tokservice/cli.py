@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -43,16 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         config = _resolve(arguments)
+        keys = _api_keys(arguments)
     except (ConfigError, StartupError) as error:
         print(f"tokservice: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the supervisor takes over
     set_up_logging("launcher", config.runtime.log_level)
     setproctitle.setproctitle("tokservice: launcher")
     try:
         port_guard, config = _reserve_port(config)
         with closing(port_guard), run_directory(config.runtime.run_dir) as run_dir:
             config = _with_model(config)
-            keys = [*arguments.api_key, *os.environ.pop(API_KEY_VARIABLE, "").split()]
             environment = {API_KEYS_FOR_CHILD: " ".join(keys)} if keys else {}
             return Supervisor(config, run_dir, environment).run(lambda supervisor: _print_banner(config, supervisor))
     except (ConfigError, StartupError) as error:
@@ -71,8 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting"
     )
+    serve.add_argument("--api-key-file", type=Path, help="clients need one of the keys in this file, one on each line")
     serve.add_argument(
-        "--api-key", action="append", default=[], help=f"clients need one of these; or set {API_KEY_VARIABLE}"
+        "--api-key",
+        action="append",
+        default=[],
+        help=f"the same, seen by all in the process list; or {API_KEY_VARIABLE}",
     )
     for flag, (key, kind, text) in FLAGS.items():
         serve.add_argument(flag, dest=key, type=kind, help=text)
@@ -84,6 +90,21 @@ def _resolve(arguments: argparse.Namespace) -> Config:
         key: value for key, _, _ in FLAGS.values() if (value := getattr(arguments, key)) is not None
     }
     return resolve(arguments.config, arguments.settings, given)
+
+
+def _api_keys(arguments: argparse.Namespace) -> list[str]:
+    """Keys from everywhere. They never enter the configuration; only the API processes get them. Raises ConfigError."""
+    keys = [*arguments.api_key, *os.environ.pop(API_KEY_VARIABLE, "").split()]
+    if arguments.api_key_file is not None:
+        try:
+            keys += arguments.api_key_file.read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-key-file: cannot read {arguments.api_key_file}: {error}") from error
+        if not keys:
+            raise ConfigError(f"--api-key-file: {arguments.api_key_file} holds no key")
+    if any(not key.isascii() or not key.isprintable() or key.split() != [key] for key in keys):
+        raise ConfigError("an API key must consist of printable ASCII characters without blanks")
+    return keys
 
 
 def _reserve_port(config: Config) -> tuple[socket.socket, Config]:

@@ -198,3 +198,39 @@ def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
         assert rest[-1] == "data: [DONE]"
         assert '"code":"shutting_down"' in rest[-2]
         assert server.process.wait(20) == 0
+
+
+def test_api_keys_come_from_a_file_and_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("first-secret\nsecond-secret\n")
+    with running_server(*SIMULATED, "--api-key-file", str(keys)) as server:
+        with httpx.Client(base_url=server.url, trust_env=False) as http:
+            body = {"prompt": "hi", "max_tokens": 1}
+            refused = http.post("/v1/completions", json=body)
+            assert refused.status_code == 401
+            assert refused.json()["error"]["code"] == "invalid_api_key"
+            assert http.get("/v1/models", headers={"authorization": "Bearer first-secre"}).status_code == 401
+            for key in ("first-secret", "second-secret"):
+                authorization = {"authorization": f"Bearer {key}"}
+                assert http.post("/v1/completions", json=body, headers=authorization).status_code == 200
+            for path in ("/health", "/ready", "/metrics", "/version"):
+                assert http.get(path).status_code == 200
+        for child in [server.process, *server.process.children(recursive=True)]:
+            assert "secret" not in " ".join(child.cmdline())
+        assert not any("secret" in path.read_text() for path in server.run_dir.glob("*.json"))
+        environments = {
+            role: Path(f"/proc/{pid}/environ").read_text() for (role, _), pid in server.pids().items() if role != "api"
+        }
+        assert not any("secret" in environment for environment in environments.values())
+        server.stop()
+        assert "secret" not in server.log
+
+
+@pytest.mark.parametrize(("content", "message"), [("", "holds no key"), ("clé", "printable ASCII")])
+def test_a_useless_key_file_is_one_clear_line(tmp_path: Path, content: str, message: str) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text(content)
+    code, printed, _ = launch(*SIMULATED, "--api-key-file", str(keys))
+    assert code == 3
+    assert message in printed
+    assert len(printed.splitlines()) == 1

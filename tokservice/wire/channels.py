@@ -5,9 +5,9 @@
 | api, workers -> router; every process -> supervisor | ``dealer`` -> ``listen_router`` | router; supervisor |
 | tokenizer -> engine; engine -> detokenizer      | ``push`` -> ``listen_pull`` | receiver    |
 
-No send blocks: what a full socket refuses waits in an outbox of bounded size, and beyond that the peer counts
-as lost. No read is unbounded: ``receive`` returns after so many messages or bytes. A channel belongs to one
-thread.
+No send blocks: what a full socket refuses waits in an outbox of bounded size, and beyond that ``send`` refuses:
+what is already kept stays, in its order, so that nothing that was taken is ever missing in between. No read is
+unbounded: ``receive`` returns after so many messages or bytes. A channel belongs to one thread.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ class Channel:
         self._outboxes: dict[str, deque[list[Buffer]]] = {}
         self._outbox_bytes: dict[str, int] = {}
 
-    def send(self, message: Message, to: str = "") -> None:
-        """Send, or keep for ``flush``. ``to`` names the peer on a router's channel. Raises PeerLost."""
+    def send(self, message: Message, to: str = "", *, always: bool = False) -> None:
+        """Send, or keep for ``flush``. ``to`` names the peer on a router's channel.
+
+        Raises PeerLost where the peer is gone, or so far behind that this message is not kept; ``always`` keeps
+        it even then, for messages whose number something else bounds.
+        """
         frames = codec.encode(message)
         peer = to or self._peer
         if peer in self._outboxes or not self._try_send(peer, frames):
-            self._keep(peer, frames)
+            self._keep(peer, frames, always)
 
     def flush(self) -> bool:
         """Try again what a full socket refused; whether nothing is left. Raises PeerLost."""
@@ -100,10 +104,11 @@ class Channel:
             if num_bytes >= TURN_BYTES:
                 return
 
-    def close(self) -> None:
-        """Close at once; unsent messages are dropped."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close; ZMQ has so long to deliver what it was given, what is still kept here is dropped."""
         self._outboxes.clear()
-        self.socket.close(linger=0)
+        self._outbox_bytes.clear()
+        self.socket.close(linger=int(linger_s * 1000))
 
     def __enter__(self) -> Channel:
         return self
@@ -123,10 +128,9 @@ class Channel:
             raise PeerLost(peer, str(error)) from error
         return True
 
-    def _keep(self, peer: str, frames: list[Buffer]) -> None:
+    def _keep(self, peer: str, frames: list[Buffer], always: bool) -> None:
         kept = self._outbox_bytes.get(peer, 0) + sum(map(len, frames))
-        if kept > OUTBOX_BYTES:
-            self.forget(peer)
+        if kept > OUTBOX_BYTES and not always:
             raise PeerLost(peer, f"more than {OUTBOX_BYTES} bytes behind")
         self._outboxes.setdefault(peer, deque()).append(frames)
         self._outbox_bytes[peer] = kept
@@ -165,8 +169,9 @@ def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, peer: str) -> C
 class LoopChannel:
     """A channel on an asyncio loop: hands each message to a callback, a bounded number per turn.
 
-    ZMQ's file descriptor is edge-triggered: it says once that something may have changed. So after it fires,
-    and after every send (which can swallow the edge), reading goes on until the socket has no more.
+    ZMQ's file descriptor is edge-triggered: it says once that something may have changed, and every use of the
+    socket can swallow that edge. So a turn ends with a look at what the socket is ready for, and turns follow
+    each other until it is ready for nothing that is wanted.
     """
 
     def __init__(
@@ -183,13 +188,20 @@ class LoopChannel:
         self._fd = int(channel.socket.fd)
         self._turn: asyncio.Handle | None = None
         self._closed = False
-        loop.add_reader(self._fd, self._wake)
-        self._wake()
+        loop.add_reader(self._fd, self.wake)
+        self.wake()
 
-    def send(self, message: Message) -> None:
-        """Send, or keep until the socket takes it. Raises PeerLost."""
-        self._channel.send(message)
-        self._wake()
+    def send(self, message: Message, *, always: bool = False) -> None:
+        """See ``Channel.send``."""
+        try:
+            self._channel.send(message, always=always)
+        finally:
+            self.wake()
+
+    def wake(self) -> None:
+        """Take a turn soon. To be called after each use of the socket that did not go through here."""
+        if self._turn is None and not self._closed:
+            self._turn = self._loop.call_soon(self._take_turn)
 
     @property
     def is_behind(self) -> bool:
@@ -209,19 +221,19 @@ class LoopChannel:
             self._turn.cancel()
         self._channel.close()
 
-    def _wake(self) -> None:
-        if self._turn is None:
-            self._turn = self._loop.call_soon(self._take_turn)
-
     def _take_turn(self) -> None:
         self._turn = None
-        if self._channel.has_unsent and self._channel.flush():
-            self._on_caught_up()
-        received = False
-        for _, message in self._channel.receive():
-            received = True
-            self._on_message(message)
-            if self._closed:
-                return
-        if received:
-            self._wake()
+        try:
+            if self._channel.has_unsent and self._channel.flush():
+                self._on_caught_up()
+            for _, message in self._channel.receive():
+                self._on_message(message)
+                if self._closed:
+                    return
+        finally:  # whatever a callback raised: the next message must not wait for ever
+            if not self._closed and self._is_ready():
+                self.wake()
+
+    def _is_ready(self) -> bool:
+        events = int(self._channel.socket.get(zmq.EVENTS))
+        return bool(events & zmq.POLLIN or (events & zmq.POLLOUT and self._channel.has_unsent))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from api.exchange import SMALL_BODY_BYTES, Exchange
 from api.http_connection import HttpConnection
+from api.http_head import JSON
 from api.pages import Pages
 from api.router_client import RouterClient
 from tokservice.runtime.config import ApiConfig
@@ -39,6 +40,8 @@ ROUTES = {
 OPEN_PATHS = {"/health", "/ready", "/metrics", "/version"}  # no API key needed
 HEALTH = "/health"
 HEALTHY = b'{"status":"ok"}'
+GET_METHODS = (b"GET", b"HEAD")
+MAX_SURPLUS_CONNECTIONS = 64  # above max_connections: they are told so, and probes are still answered
 
 
 class App:
@@ -51,7 +54,7 @@ class App:
         self.date = b""
         self.draining = False
         self.connections: set[HttpConnection] = set()
-        self._api_keys = [b"Bearer " + key for key in api_keys]
+        self._api_keys = tuple(api_keys)
         self._router = router
         self._pages = pages
         self._metrics = metrics
@@ -59,39 +62,42 @@ class App:
     def opened(self, connection: HttpConnection) -> None:
         """A client connected."""
         self.connections.add(connection)
-        if len(self.connections) > self.settings.max_connections:
-            connection.refuse(TOO_MANY_CONNECTIONS)
+        num_surplus = len(self.connections) - self.settings.max_connections
+        connection.is_surplus = num_surplus > 0
+        if num_surplus > MAX_SURPLUS_CONNECTIONS:
+            connection.drop()
 
     def closed(self, connection: HttpConnection) -> None:
         """Its connection is gone."""
         self.connections.discard(connection)
 
     def begin(self, exchange: Exchange) -> None:
-        """A request's headers are here: answer from them, or let the body come."""
+        """A request's head is here: answer from it, or let the body come."""
         path = exchange.path
-        if path not in OPEN_PATHS and not self._is_authorized(exchange):
+        is_open = path in OPEN_PATHS
+        if exchange.line.is_surplus:
+            exchange.keep_alive = False
+        if exchange.line.is_surplus and not is_open:
+            exchange.respond_error(TOO_MANY_CONNECTIONS, close=True)
+        elif not is_open and not self._is_authorized(exchange):
             exchange.respond_error(UNAUTHORIZED)
         elif path in ROUTES:
-            self._begin_post(exchange, ROUTES[path])
+            self._begin_post(exchange)
         else:
-            self._begin_get(exchange, path)
+            self._begin_get(exchange)
 
-    def body(self, exchange: Exchange, data: bytes) -> None:
-        """A piece of a body is here: pass it on in chunks of a size that suits a socket."""
+    def body(self, exchange: Exchange) -> None:
+        """More of a body is kept: pass it on, a small one whole, a larger one in chunks that suit a socket."""
         if exchange.received_bytes > self.settings.max_body_bytes:
             self._router.abort(exchange)
             exchange.respond_error(BODY_TOO_LARGE, close=True)
-            return
-        exchange.kept += data
-        if exchange.complete and not exchange.request_id:
-            self._router.submit(exchange, ROUTES[exchange.path], bytes(exchange.kept), complete=True)
-            return
-        while len(exchange.kept) >= MAX_CHUNK_BYTES:
-            piece = bytes(exchange.kept[:MAX_CHUNK_BYTES])
-            del exchange.kept[:MAX_CHUNK_BYTES]
-            self._router.body_chunk(exchange, piece, complete=False)
-        if exchange.complete:
-            self._router.body_chunk(exchange, bytes(exchange.kept), complete=True)
+        elif exchange.request_id:
+            while len(exchange.kept) >= MAX_CHUNK_BYTES:
+                self._router.body_chunk(exchange, exchange.take_body(MAX_CHUNK_BYTES), complete=False)
+            if exchange.complete:
+                self._router.body_chunk(exchange, exchange.take_body(), complete=True)
+        elif exchange.complete:
+            self._router.submit(exchange, ROUTES[exchange.path], exchange.take_body(), complete=True)
 
     def abandoned(self, exchange: Exchange) -> None:
         """Nobody waits for the answer any more."""
@@ -108,23 +114,25 @@ class App:
     def _is_authorized(self, exchange: Exchange) -> bool:
         if not self._api_keys:
             return True
-        given = exchange.headers.get(b"authorization", b"")
+        scheme, _, key = exchange.headers.get(b"authorization", b"").partition(b" ")
         # Every key is compared, so that the time says nothing about them.
-        return sum(hmac.compare_digest(given, key) for key in self._api_keys) > 0
+        known = sum(hmac.compare_digest(key.strip(), api_key) for api_key in self._api_keys)
+        return known > 0 and scheme.lower() == b"bearer"
 
-    def _begin_post(self, exchange: Exchange, route: Route) -> None:
+    def _begin_post(self, exchange: Exchange) -> None:
+        if exchange.method != b"POST":
+            exchange.respond_error(METHOD_NOT_ALLOWED, allow=b"POST")
+            return
         error = self._reason_to_refuse(exchange)
         if error is not None:
             exchange.respond_error(error, close=error in (DRAINING, BODY_TOO_LARGE))
             return
         if not 0 <= exchange.content_length <= SMALL_BODY_BYTES:
-            self._router.submit(exchange, route, b"", complete=False)  # admission comes before the body
+            self._router.submit(exchange, ROUTES[exchange.path], b"", complete=False)  # admission before the body
         if not exchange.is_answered:
             exchange.invite_body()
 
     def _reason_to_refuse(self, exchange: Exchange) -> RequestError | None:
-        if exchange.method != b"POST":
-            return METHOD_NOT_ALLOWED
         if self.draining:
             return DRAINING
         if exchange.headers.get(b"content-encoding", b"identity").lower() != b"identity":
@@ -136,13 +144,13 @@ class App:
             return BODY_TOO_LARGE
         return None
 
-    def _begin_get(self, exchange: Exchange, path: str) -> None:
-        page = self._pages.get(path, time.monotonic())
-        if path != HEALTH and page is None:
+    def _begin_get(self, exchange: Exchange) -> None:
+        page = self._pages.get(exchange.path, time.monotonic())
+        if page is None and exchange.path != HEALTH:
             exchange.respond_error(NOT_FOUND)
-        elif exchange.method not in (b"GET", b"HEAD"):
-            exchange.respond_error(METHOD_NOT_ALLOWED)
+        elif exchange.method not in GET_METHODS:
+            exchange.respond_error(METHOD_NOT_ALLOWED, allow=b"GET, HEAD")
         elif page is not None:
             exchange.respond(page.status, page.content_type, page.body)
         else:
-            exchange.respond(200, "application/json", HEALTHY)
+            exchange.respond(200, JSON, HEALTHY)

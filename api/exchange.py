@@ -6,12 +6,15 @@ from typing import Protocol
 
 from api.http_head import CONTINUE, EVENT_STREAM, JSON, LAST_CHUNK, chunk, response_head, safe_label
 from tokservice.wire.errors import RequestError
+from tokservice.wire.messages import Buffer
 
 SMALL_BODY_BYTES = 64 * 1024
 
 
 class Line(Protocol):
     """What an exchange needs of its connection."""
+
+    is_surplus: bool  # more connections are open than are served
 
     @property
     def date(self) -> bytes:
@@ -20,7 +23,7 @@ class Line(Protocol):
     def write(self, data: bytes) -> None:
         """Bytes that are bounded by themselves."""
 
-    def write_stream(self, data: bytes) -> None:
+    def write_stream(self, data: Buffer) -> None:
         """Bytes of a stream, for which a slow reader has a limit."""
 
     def pause_upload(self, paused: bool) -> None:
@@ -38,79 +41,89 @@ class Exchange:
 
     def __init__(self, line: Line) -> None:
         self.line = line
+        # the request, filled in by ``RequestReader``
         self.method = b""
-        self.url = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.keep_alive = False
+        self.target = b""
+        self.path = ""
+        self.headers: dict[bytes, bytes] = {}  # names in lower case; of a repeated one the last
         self.http_1_1 = True
+        self.keep_alive = False  # the connection stays open after the response
         self.content_length = -1  # -1: not stated (chunked)
-        self.request_id = ""
         self.received_bytes = 0  # of the body
-        self.begun = False  # it is this request's turn
-        self.complete = False  # the whole request has arrived
-        self.started = False  # the response's head is written
-        self.finished = False
         self.kept = bytearray()  # body that has arrived, and is not yet passed on
+        self.complete = False  # the whole request has arrived
+        # its way
+        self.begun = False  # it is this request's turn
+        self.request_id = ""  # once the router knows of it
+        # the response
+        self.started = False  # its head is written
+        self.finished = False
         self._chunked = False
-        self._waiting_answer: tuple[int, str, bytes] | None = None
-
-    @property
-    def path(self) -> str:
-        """The path, without the query."""
-        return self.url.partition(b"?")[0].decode("latin-1")
+        self._answer: tuple[int, str, bytes, bytes] | None = None  # status, content type, body, Allow
 
     @property
     def label(self) -> bytes:
         """The id that the response names: the client's own, or ours."""
-        return safe_label(self.headers.get(b"x-request-id", b"")) or self.request_id.encode("ascii") or b"-"
+        return safe_label(self.headers.get(b"x-request-id", b"")) or self.request_id.encode("ascii")
 
     @property
     def expects_continue(self) -> bool:
         """The client sends its body only when it is told to."""
         return self.http_1_1 and self.headers.get(b"expect", b"").lower() == b"100-continue"
 
-    def invite_body(self) -> None:
-        """Tell a client that waits for it to send the body."""
-        if self.expects_continue and not self.received_bytes:
-            self.line.write(CONTINUE)
-
-    def respond(self, status: int, content_type: str, body: bytes) -> None:
-        """The whole response at once.
-
-        Given before the request has arrived, it waits for the rest of a small body, which is dropped, so that
-        the connection can stay; otherwise it goes out at once and the connection is closed.
-        """
-        if self.started or self._waiting_answer:
-            return
-        small = 0 <= self.content_length <= SMALL_BODY_BYTES and not self.expects_continue
-        if not self.complete and small and self.keep_alive:
-            self._waiting_answer = (status, content_type, body)
-            return
-        self.started = True
-        self.keep_alive = self.keep_alive and self.complete
-        head = self._head(status, content_type, len(body))
-        self.line.write(head if self.method == b"HEAD" else head + body)
-        self.line.response_started(status)
-        self._finish()
-
-    def respond_error(self, error: RequestError, *, close: bool = False) -> None:
-        """The error's envelope."""
-        self.keep_alive = self.keep_alive and not close
-        self.respond(error.status, JSON, error.body())
-
     @property
     def is_answered(self) -> bool:
         """Whether the answer is known, so that further body is dropped."""
-        return self.finished or self._waiting_answer is not None
+        return self.finished or self._answer is not None
 
-    def request_complete(self) -> None:
-        """The request has arrived: give the answer that waited for it."""
+    def take_body(self, num_bytes: int = -1) -> bytes:
+        """Remove up to so many bytes (-1: all) of the kept body."""
+        if num_bytes < 0 or num_bytes >= len(self.kept):
+            piece, self.kept = bytes(self.kept), bytearray()
+        else:
+            piece = bytes(memoryview(self.kept)[:num_bytes])
+            del self.kept[:num_bytes]
+        return piece
+
+    def invite_body(self) -> None:
+        """Tell a client that waits for it to send the body."""
+        if self.expects_continue and not self.complete and not self.received_bytes:
+            self.line.write(CONTINUE)
+
+    def respond(self, status: int, content_type: str, body: bytes, *, close: bool = False, allow: bytes = b"") -> None:
+        """The whole response at once.
+
+        Given before the request has arrived, it waits for the rest of a small body, which is dropped, so that
+        the connection can stay. With ``close``, or where much is to come, it goes out at once and the
+        connection is closed.
+        """
+        if self.started or self.is_answered:
+            return
+        self.kept.clear()
+        self.keep_alive = self.keep_alive and not close
+        self._answer = (status, content_type, body, allow)
+        rest_is_small = 0 <= self.content_length <= SMALL_BODY_BYTES and not self.expects_continue
+        if self.complete or close or not rest_is_small:
+            self._write_answer()
+
+    def respond_error(self, error: RequestError, *, close: bool = False, allow: bytes = b"") -> None:
+        """The error's envelope."""
+        self.respond(error.status, JSON, error.body(), close=close, allow=allow)
+
+    def request_arrived(self) -> None:
+        """The request is whole: give the answer that waited for it."""
         self.complete = True
-        if self._waiting_answer is not None:
-            answer, self._waiting_answer = self._waiting_answer, None
-            self.respond(*answer)
+        if self._answer is not None and not self.started:
+            self._write_answer()
 
-    def stream(self, status: int) -> None:
+    def cut_short(self, error: RequestError) -> None:
+        """The rest of the request will not be read: give the answer that waits for it, or this error."""
+        self.respond_error(error, close=True)
+        if not self.started:
+            self.keep_alive = False
+            self._write_answer()
+
+    def open_stream(self, status: int) -> None:
         """The head of a response whose bytes follow."""
         if self.started:
             return
@@ -120,18 +133,28 @@ class Exchange:
         self.line.write(self._head(status, EVENT_STREAM, None))
         self.line.response_started(status)
 
-    def send(self, data: bytes, *, last: bool) -> None:
+    def send(self, data: Buffer, *, last: bool) -> None:
         """More bytes of a streamed response."""
         if self.finished:
             return
-        if self._chunked:
-            data = (chunk(data) if data else b"") + (LAST_CHUNK if last else b"")
         if data:
-            self.line.write_stream(data)
+            self.line.write_stream(chunk(data) if self._chunked else data)
         if last:
+            if self._chunked:
+                self.line.write_stream(LAST_CHUNK)
             self._finish()
 
-    def _head(self, status: int, content_type: str, content_length: int | None) -> bytes:
+    def _write_answer(self) -> None:
+        assert self._answer is not None
+        status, content_type, body, allow = self._answer
+        self.started = True
+        self.keep_alive = self.keep_alive and self.complete
+        head = self._head(status, content_type, len(body), allow)
+        self.line.write(head if self.method == b"HEAD" else head + body)
+        self.line.response_started(status)
+        self._finish()
+
+    def _head(self, status: int, content_type: str, content_length: int | None, allow: bytes = b"") -> bytes:
         return response_head(
             status,
             content_type,
@@ -140,6 +163,7 @@ class Exchange:
             keep_alive=self.keep_alive,
             label=self.label,
             date=self.line.date,
+            allow=allow,
         )
 
     def _finish(self) -> None:

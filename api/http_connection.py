@@ -1,10 +1,14 @@
-"""One HTTP/1.1 connection: bytes in, exchanges out, paced in both directions. API process.
+"""One HTTP/1.1 connection: requests in, responses out, paced in both directions. API process.
 
-httptools (llhttp) parses; this file decides when to read, when to write and when to give up. Requests on a
-connection are answered in their order; what a client sends ahead waits, up to a limit. A client that closes
-its sending side counts as gone: only so can a plain response be aborted before it is written.
+Requests are answered in their order; what a client sends ahead waits, up to a limit beyond which the
+connection is not read. So does everything while the client does not read its answers.
 
-Timeouts are kept by ``sweep``, which the process calls for all connections from a single timer.
+A client that closes its sending side counts as gone (as with most servers and proxies): HTTP has no other
+sign by which work for a plain response could be stopped before it is written. It is seen while the
+connection is read, so not behind more than ``MAX_SENT_AHEAD_BYTES``.
+
+Timeouts are kept by ``sweep``, which the process calls for all connections from a single timer; they are true
+to a second or two.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ import asyncio
 from collections import deque
 from typing import Protocol, cast
 
-import httptools
-
 from api.exchange import Exchange
+from api.request_reader import Refused, RequestReader
 from tokservice.runtime.config import ApiConfig
-from tokservice.wire.errors import BAD_HTTP, HEADERS_TOO_LARGE, REQUEST_TIMEOUT, RequestError
+from tokservice.wire.errors import BAD_HTTP, REQUEST_TIMEOUT, RequestError
+from tokservice.wire.messages import Buffer
 
-MAX_HEADERS = 256
 MAX_SENT_AHEAD = 128  # requests of a client that does not wait for its answers
 MAX_SENT_AHEAD_BYTES = 64 * 1024
+BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 
@@ -39,10 +43,10 @@ class Application(Protocol):
         """Its connection is gone."""
 
     def begin(self, exchange: Exchange) -> None:
-        """A request's headers are here."""
+        """A request's head is here, and it is its turn."""
 
-    def body(self, exchange: Exchange, data: bytes) -> None:
-        """A piece of its body is here, perhaps an empty one; ``exchange.complete`` says whether it is the last."""
+    def body(self, exchange: Exchange) -> None:
+        """More of its body is kept, or it is ``complete``."""
 
     def abandoned(self, exchange: Exchange) -> None:
         """Nobody waits for the answer any more."""
@@ -54,35 +58,29 @@ class Application(Protocol):
         """A client was cut off since it did not read."""
 
 
-class _HeadTooLarge(Exception):
-    pass
-
-
 class HttpConnection(asyncio.Protocol):
     """See the module's docstring."""
 
     def __init__(self, application: Application, now_s: float) -> None:
+        self.is_surplus = False
         self._application = application
         self._settings = application.settings
-        self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
-        self._closed = False
+        self._gone = False
         self._now_s = now_s  # as of the last sweep
         self._since_s = now_s  # when the connection began to wait for what it now waits for
         # reading
+        self._reader = RequestReader(self, application.settings.max_header_bytes)
         self._exchanges: deque[Exchange] = deque()  # unfinished; the first is being served
-        self._arriving: Exchange | None = None  # the one whose request is being parsed
-        self._in_head = False
-        self._head_bytes = 0
-        self._parsing = False
+        self._sent_ahead = bytearray()  # not yet parsed
+        self._feeding = False
         self._advancing = False
-        self._sent_ahead = bytearray()
-        self._discarding = False
         self._upload_paused = False
         self._reading = True
+        self._discarding = False  # whatever else arrives
         # writing
         self._writing = True
-        self._unsent = bytearray()
+        self._unsent = bytearray()  # joined deltas for a slow reader
         self._unsent_bytes_seen = 0
 
     # --- asyncio.Protocol
@@ -95,13 +93,21 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, or we closed."""
-        self._closed = True
+        self._gone = True
         self._application.closed(self)
-        unfinished, self._exchanges = self._exchanges, deque()
+        unfinished = [exchange for exchange in self._exchanges if not exchange.finished]
+        self._exchanges.clear()
         for exchange in unfinished:
-            if not exchange.finished:
-                exchange.finished = True
+            exchange.finished = True
+            if exchange.begun:
                 self._application.abandoned(exchange)
+
+    def eof_received(self) -> None:
+        """The client has closed its sending side: work for it stops, what is finished is still sent."""
+        if self._is_serving:
+            self.drop()
+        else:
+            self._flush()  # and the transport closes
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
@@ -109,9 +115,9 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._exchanges and self._exchanges[-1].complete:
             self._sent_ahead += data
-            self._pace_reading()
         else:
-            self._parse(data)
+            self._feed(data)
+        self._pace_reading()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
@@ -121,8 +127,39 @@ class HttpConnection(asyncio.Protocol):
         """The client has caught up."""
         self._writing = True
         self._flush()
+        self._advance()
 
-    # --- for exchanges (``exchange.Line``)
+    # --- for requests (``request_reader.Receiver``)
+
+    def head_begins(self) -> None:
+        """The clock of ``header_timeout_s`` starts."""
+        self._since_s = self._now_s
+
+    def head_arrived(self, exchange: Exchange) -> None:
+        """Line a request up."""
+        if len(self._exchanges) >= MAX_SENT_AHEAD:
+            raise Refused(BAD_HTTP)
+        self._since_s = self._now_s
+        self._exchanges.append(exchange)
+        self._advance()
+
+    def body_arrived(self, exchange: Exchange, data: bytes) -> None:
+        """Keep a piece of a body, and hand it on if it is the request's turn."""
+        received_bytes = exchange.received_bytes
+        if received_bytes // BODY_PIECE_BYTES != (received_bytes - len(data)) // BODY_PIECE_BYTES:
+            self._since_s = self._now_s
+        if not exchange.is_answered:
+            exchange.kept += data
+            if exchange.begun:
+                self._application.body(exchange)
+
+    def request_arrived(self, exchange: Exchange) -> None:
+        """A request is whole."""
+        exchange.request_arrived()
+        if exchange.begun and not exchange.is_answered:
+            self._application.body(exchange)
+
+    # --- for responses (``exchange.Line``)
 
     @property
     def date(self) -> bytes:
@@ -133,17 +170,19 @@ class HttpConnection(asyncio.Protocol):
         """Write bytes that are bounded by themselves."""
         if self._unsent:
             self._unsent += data
-        elif not self._closed:
+        else:
             self._transport.write(data)
 
-    def write_stream(self, data: bytes) -> None:
+    def write_stream(self, data: Buffer) -> None:
         """Write, or join to what waits for a slow reader; too much of it ends the connection."""
-        if self._writing:
-            self.write(data)
+        if self._gone:
             return
-        self._unsent += data
-        if len(self._unsent) > self._settings.max_unsent_bytes:
-            self._cut_off()
+        if self._writing:
+            self._transport.write(data)
+        else:
+            self._unsent += data
+            if len(self._unsent) > self._settings.max_unsent_bytes:
+                self._cut_off()
 
     def pause_upload(self, paused: bool) -> None:
         """Stop reading a body while the router is behind."""
@@ -161,160 +200,107 @@ class HttpConnection(asyncio.Protocol):
         if exchange.keep_alive:
             self._exchanges.popleft()
             self._advance()
-        elif exchange.complete:
-            self._flush()
+            return
+        self._flush()
+        sent_more = self._discarding or self._sent_ahead or len(self._exchanges) > 1
+        if exchange.complete and not sent_more:
             self._transport.close()  # once everything written has left
         else:
             # Closing now would reset the connection under the answer: read on a while, then close.
-            self._discarding = True
-            self.pause_upload(False)
-            self._flush()
-            if self._transport.can_write_eof():
-                self._transport.write_eof()
+            self._discard_input()
+            self._transport.write_eof()
 
     # --- for the process
 
+    def refuse(self, error: RequestError) -> None:
+        """Read no more: answer the arriving request with an error, after those before it, and close."""
+        if not self._exchanges:
+            exchange = self._reader.arriving or Exchange(self)
+            exchange.begun = True
+            self._exchanges.append(exchange)
+        current = self._exchanges[0]
+        self._discard_input()
+        current.keep_alive = False
+        if not current.started and not current.complete:
+            self._application.abandoned(current)
+            current.cut_short(error)
+
+    def drop(self) -> None:
+        """End the connection at once."""
+        self._gone = True
+        self._unsent.clear()
+        self._transport.abort()
+
     def close_if_idle(self) -> None:
         """Close unless a request is being served."""
-        if not self._exchanges and not self._closed:
+        if not self._exchanges and not self._gone:
             self._transport.close()
-
-    def refuse(self, error: RequestError) -> None:
-        """Answer the request that is arriving with an error, if nothing else is being said, and close."""
-        if not self._exchanges:
-            self._exchanges.append(self._arriving or Exchange(self))
-        current = self._exchanges[0]
-        if current.started or current.complete:
-            self._discarding = True
-            current.keep_alive = False
-            return
-        self._application.abandoned(current)
-        current.respond_error(error, close=True)
 
     @property
     def is_flushed(self) -> bool:
         """Whether everything written has left this process."""
-        return self._closed or (not self._unsent and self._transport.get_write_buffer_size() == 0)
+        return self._gone or (not self._unsent and self._transport.get_write_buffer_size() == 0)
 
     def sweep(self, now_s: float) -> None:
         """Close the connection if it has waited too long for whatever it waits for."""
         self._now_s = now_s
-        if self._sweep_writing(now_s):
+        if self._gone or self._is_writing(now_s):
             return
         settings = self._settings
         waited_s = now_s - self._since_s
         if self._discarding:
-            if waited_s > DISCARD_S:
-                self._transport.abort()
-        elif self._arriving is not None and not self._upload_paused:
-            if waited_s > (settings.header_timeout_s if self._in_head else settings.body_timeout_s):
+            if waited_s > DISCARD_S and not self._is_serving:
+                self.drop()
+        elif self._reader.arriving is not None:
+            limit_s = settings.header_timeout_s if self._reader.in_head else settings.body_timeout_s
+            if self._reading and waited_s > limit_s:
                 self.refuse(REQUEST_TIMEOUT)
-        elif not self._exchanges and waited_s > settings.keep_alive_s:
+        elif not self._exchanges and waited_s > (DISCARD_S if self.is_surplus else settings.keep_alive_s):
             self._transport.close()
-
-    # --- httptools callbacks
-
-    def on_message_begin(self) -> None:
-        """A request line begins."""
-        self._arriving = Exchange(self)
-        self._in_head = True
-        self._head_bytes = 0
-        self._since_s = self._now_s
-
-    def on_url(self, url: bytes) -> None:
-        """A piece of the request target."""
-        assert self._arriving is not None
-        self._arriving.url += url
-        self._count_head(len(url))
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One header, whole."""
-        assert self._arriving is not None
-        self._arriving.headers[name.lower()] = value
-        self._count_head(len(name) + len(value) + 4)
-        if len(self._arriving.headers) > MAX_HEADERS:
-            raise _HeadTooLarge
-
-    def on_headers_complete(self) -> None:
-        """The request can be judged."""
-        exchange = self._arriving
-        assert exchange is not None
-        self._in_head = False
-        exchange.method = self._parser.get_method()
-        exchange.keep_alive = self._parser.should_keep_alive() and not self._parser.should_upgrade()
-        exchange.http_1_1 = self._parser.get_http_version() == "1.1"
-        if b"transfer-encoding" not in exchange.headers:
-            exchange.content_length = int(exchange.headers.get(b"content-length", b"0"))
-        if len(self._exchanges) >= MAX_SENT_AHEAD:
-            raise httptools.HttpParserError("too many requests sent ahead")
-        self._exchanges.append(exchange)
-        self._advance()
-
-    def on_body(self, data: bytes) -> None:
-        """A piece of the body."""
-        exchange = self._arriving
-        assert exchange is not None
-        self._since_s = self._now_s
-        exchange.received_bytes += len(data)
-        if exchange.is_answered:
-            return
-        if exchange.begun:
-            self._application.body(exchange, data)
-        else:
-            exchange.kept += data
-
-    def on_message_complete(self) -> None:
-        """The request is whole."""
-        exchange, self._arriving = self._arriving, None
-        assert exchange is not None
-        exchange.request_complete()
-        if exchange.begun and not exchange.is_answered:
-            self._application.body(exchange, b"")
 
     # --- private
 
-    def _parse(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)  # a header that is not yet whole has not been counted
-        self._parsing = True
-        try:
-            self._parser.feed_data(data)
-            if self._in_head and self._head_bytes > self._settings.max_header_bytes:
-                self.refuse(HEADERS_TOO_LARGE)
-        except httptools.HttpParserUpgrade:
-            self._discarding = True  # the request is answered in HTTP/1.1; what follows it is something else
-        except httptools.HttpParserError as error:
-            if not self._discarding:
-                self.refuse(HEADERS_TOO_LARGE if isinstance(error.__context__, _HeadTooLarge) else BAD_HTTP)
-        finally:
-            self._parsing = False
+    @property
+    def _is_serving(self) -> bool:
+        return bool(self._exchanges) and not self._exchanges[0].finished
 
-    def _count_head(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > 2 * self._settings.max_header_bytes:  # whole headers may be counted twice
-            raise _HeadTooLarge
+    def _feed(self, data: bytes) -> None:
+        self._feeding = True
+        try:
+            self._reader.feed(data)
+        except Refused as refused:
+            self.refuse(refused.error)
+        finally:
+            self._feeding = False
 
     def _advance(self) -> None:
-        """Begin the request whose turn it is."""
+        """Begin the request whose turn it is, once the client has read what came before."""
         if self._advancing:
             return
         self._advancing = True
-        while self._exchanges and not self._exchanges[0].begun:
+        while self._exchanges and not self._exchanges[0].begun and self._writing and not self._gone:
             exchange = self._exchanges[0]
             exchange.begun = True
             self._application.begin(exchange)
-            kept, exchange.kept = bytes(exchange.kept), bytearray()
-            if (kept or exchange.complete) and not exchange.is_answered:
-                self._application.body(exchange, kept)
+            if not exchange.is_answered and (exchange.kept or exchange.complete):
+                self._application.body(exchange)
         self._advancing = False
-        if not self._exchanges and self._sent_ahead and not self._parsing:
+        if not self._exchanges and self._sent_ahead and not self._feeding:
             data, self._sent_ahead = bytes(self._sent_ahead), bytearray()
+            self._feed(data)
             self._pace_reading()
-            self._parse(data)
+
+    def _discard_input(self) -> None:
+        self._discarding = True
+        self._sent_ahead.clear()
+        self._pace_reading()
 
     def _pace_reading(self) -> None:
-        reading = not self._upload_paused and len(self._sent_ahead) <= MAX_SENT_AHEAD_BYTES
-        if reading != self._reading and not self._closed:
+        num_ahead = len(self._sent_ahead)
+        if self._exchanges and not self._exchanges[-1].begun:
+            num_ahead += len(self._exchanges[-1].kept)
+        reading = self._discarding or (not self._upload_paused and num_ahead <= MAX_SENT_AHEAD_BYTES)
+        if reading != self._reading and not self._gone:
             self._reading = reading
             if reading:
                 self._transport.resume_reading()
@@ -322,16 +308,16 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def _flush(self) -> None:
-        if self._unsent and not self._closed:
+        if self._unsent and not self._gone:
             unsent, self._unsent = bytes(self._unsent), bytearray()
             self._transport.write(unsent)
 
     def _cut_off(self) -> None:
         self._application.slow_reader()
-        self._transport.abort()
+        self.drop()
 
-    def _sweep_writing(self, now_s: float) -> bool:
-        """Whether the connection waits for its client to read."""
+    def _is_writing(self, now_s: float) -> bool:
+        """Whether the connection waits for its client to read; if for too long, it is cut off."""
         unsent_bytes = len(self._unsent) + self._transport.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes_seen:
             self._unsent_bytes_seen = unsent_bytes

@@ -1,14 +1,18 @@
-"""Heads of HTTP/1.1 responses (RFC 9112). Pure; API process."""
+"""Heads of HTTP/1.1 messages (RFC 9112). Pure; API process."""
 
 from __future__ import annotations
 
 import re
 from email.utils import formatdate
 from http import HTTPStatus
+from urllib.parse import unquote_to_bytes
+
+from tokservice.wire.messages import Buffer
 
 _REASONS = {status.value: status.phrase for status in HTTPStatus} | {499: "Client Closed Request"}
 _STATUS_LINES = {code: f"HTTP/1.1 {code} {phrase}\r\n".encode() for code, phrase in _REASONS.items()}
 _RETRY_LATER = {429, 503}
+_ABSOLUTE_FORM = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?]*")
 _UNSAFE_IN_LABEL = re.compile(rb"[^A-Za-z0-9._:-]")
 _MAX_LABEL_BYTES = 128
 
@@ -16,6 +20,16 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
 LAST_CHUNK = b"0\r\n\r\n"
+
+
+def request_path(target: bytes) -> str:
+    """The path that a request target names, without query and percent signs.
+
+    Paths are compared as a whole: ``//v1/models`` and ``/v1/models/`` are other paths than ``/v1/models``.
+    A scheme and host (the absolute form, which proxies use) are dropped: this server has one name.
+    """
+    path = _ABSOLUTE_FORM.sub(b"", target, count=1) if not target.startswith(b"/") else target
+    return unquote_to_bytes(path.partition(b"?")[0] or b"/").decode("utf-8", "replace")
 
 
 def response_head(
@@ -27,6 +41,7 @@ def response_head(
     keep_alive: bool,
     label: bytes,
     date: bytes,
+    allow: bytes = b"",
 ) -> bytes:
     """Status line and headers. ``content_length`` None: the length is told by chunks or by closing."""
     lines = [
@@ -35,9 +50,9 @@ def response_head(
         date,
         b"\r\ncontent-type: ",
         content_type.encode("ascii"),
-        b"\r\nx-request-id: ",
-        label,
     ]
+    if label:
+        lines += (b"\r\nx-request-id: ", label)
     if content_length is not None:
         lines.append(b"\r\ncontent-length: %d" % content_length)
     else:
@@ -48,11 +63,13 @@ def response_head(
         lines.append(b"\r\nretry-after: 1")
     if status == HTTPStatus.UNAUTHORIZED:
         lines.append(b"\r\nwww-authenticate: Bearer")
+    if allow:
+        lines += (b"\r\nallow: ", allow)
     lines.append(b"\r\nconnection: keep-alive\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n")
     return b"".join(lines)
 
 
-def chunk(data: bytes) -> bytes:
+def chunk(data: Buffer) -> bytes:
     """One chunk of a chunked body (RFC 9112, section 7.1)."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 

@@ -23,7 +23,7 @@ class Pages:
     """What was published last for each path."""
 
     def __init__(self) -> None:
-        self._pages: dict[str, tuple[Page, float]] = {}
+        self._pages: dict[str, tuple[Page, float]] = {"/ready": (STALE, float("inf"))}  # until there is news
 
     def publish(self, message: Publish, now_s: float) -> None:
         """Take a page in."""

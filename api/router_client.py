@@ -11,7 +11,7 @@ from api.http_head import JSON
 from tokservice.runtime.links import ROUTER_API_ENDPOINT
 from tokservice.runtime.process import Process
 from tokservice.wire.channels import LoopChannel, dealer
-from tokservice.wire.errors import INTERNAL, NOT_READY, ROUTER_LOST, PeerLost, sse_error
+from tokservice.wire.errors import INTERNAL, NOT_READY, ROUTER_LOST, PeerLost, RequestError, sse_error
 from tokservice.wire.messages import (
     Abort,
     BodyChunk,
@@ -23,6 +23,8 @@ from tokservice.wire.messages import (
     Submit,
     Topology,
 )
+
+STREAM, LAST = int(ReadyFlags.STREAM), int(ReadyFlags.LAST)
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class RouterClient:
         if self._line is not None:
             self._line.close()
             self._line, self._router = None, ""
-            self._fail_all()
+            self._fail_all(ROUTER_LOST)
         if router is not None:
             endpoint = router.endpoints[ROUTER_API_ENDPOINT]
             channel = dealer(self._process.context, endpoint, self._process.identity, router.identity)
@@ -79,12 +81,13 @@ class RouterClient:
         """Its client has gone."""
         self._paused.discard(exchange)
         if self._open.pop(exchange.request_id, None) is not None and self._line is not None:
-            self._line.send(Abort(exchange.request_id))
+            self._line.send(Abort(exchange.request_id), always=True)
 
     def close(self) -> None:
         """Leave the router."""
         if self._line is not None:
             self._line.close()
+            self._line = None
 
     def _send(self, exchange: Exchange, message: Message) -> None:
         assert self._line is not None
@@ -92,7 +95,7 @@ class RouterClient:
             self._line.send(message)
         except PeerLost as lost:
             log.error("router is too far behind: %s", lost)
-            del self._open[exchange.request_id]
+            self.abort(exchange)  # a body with a piece missing must not be used
             exchange.respond_error(INTERNAL)
             return
         if self._line.is_behind and not exchange.complete:
@@ -104,32 +107,33 @@ class RouterClient:
         for exchange in paused:
             exchange.line.pause_upload(False)
 
+    def _fail_all(self, error: RequestError) -> None:
+        failed, self._open = self._open, {}
+        for exchange in failed.values():
+            if exchange.started:
+                exchange.send(sse_error(error), last=True)
+            else:
+                exchange.respond_error(error)
+        self._resume_uploads()
+
     def _on_message(self, message: Message) -> None:
         self.num_messages += 1
-        if not isinstance(message, ReadyBytes):
-            return
-        view = memoryview(message.frames[0])
-        start = 0
-        rows = zip(message.request_ids, message.statuses, message.flags, message.num_bytes, strict=True)
-        for request_id, status, flags, num_bytes in rows:
-            data = bytes(view[start : start + num_bytes])
-            start += num_bytes
-            last = bool(flags & ReadyFlags.LAST)
-            exchange = self._open.pop(request_id, None) if last else self._open.get(request_id)
-            if exchange is None:
-                continue  # its client has gone
-            if status and not flags & ReadyFlags.STREAM:
-                exchange.respond(status, JSON, data)
-                continue
-            if status:
-                exchange.stream(status)
-            exchange.send(data, last=last)
+        if isinstance(message, ReadyBytes):
+            self._deliver(message)
 
-    def _fail_all(self) -> None:
-        lost, self._open = self._open, {}
-        for exchange in lost.values():
-            if exchange.started:
-                exchange.send(sse_error(ROUTER_LOST), last=True)
+    def _deliver(self, message: ReadyBytes) -> None:
+        data = memoryview(message.frames[0])
+        start = 0
+        columns = zip(message.request_ids, message.statuses, message.flags, message.num_bytes, strict=True)
+        for request_id, status, flags, num_bytes in columns:
+            end = start + num_bytes
+            exchange = self._open.pop(request_id, None) if flags & LAST else self._open.get(request_id)
+            if exchange is None:
+                pass  # its client has gone
+            elif status and not flags & STREAM:
+                exchange.respond(status, JSON, bytes(data[start:end]))
             else:
-                exchange.respond_error(ROUTER_LOST)
-        self._resume_uploads()
+                if status:
+                    exchange.open_stream(status)
+                exchange.send(data[start:end], last=bool(flags & LAST))
+            start = end

@@ -1,0 +1,241 @@
+"""The API process's parts in this process: on a loop in a thread, before a router that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import uvloop
+import zmq
+
+from api.app import App
+from api.http_connection import HttpConnection
+from api.pages import Pages
+from api.router_client import RouterClient
+from tests.helpers.http_client import RawClient
+from tests.helpers.wait import wait_for
+from tokservice.runtime.config import Config
+from tokservice.runtime.metrics import Metrics
+from tokservice.wire.channels import Channel, listen_router
+from tokservice.wire.messages import (
+    Abort,
+    BodyChunk,
+    EngineLimits,
+    Message,
+    Peer,
+    Publish,
+    ReadyBytes,
+    ReadyFlags,
+    Role,
+    Submit,
+    Topology,
+)
+
+T = TypeVar("T")
+API = "api.0.1"
+DATE = b"Sun, 06 Nov 1994 08:49:37 GMT"
+
+
+@dataclasses.dataclass
+class Upload:
+    """A request as the router sees it."""
+
+    request_id: str
+    route: int
+    content_length: int
+    body: bytes = b""
+    complete: bool = False
+    num_aborts: int = 0
+
+
+class StubRouter:
+    """The router's side of the wire: takes what the API process sends, and answers when the test says so."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, incarnation: int) -> None:
+        self.uploads: dict[str, Upload] = {}
+        self.largest_piece = 0
+        self.peer = Peer(f"router.0.{incarnation}", Role.ROUTER, (endpoint,), EngineLimits())
+        self._channel: Channel = listen_router(context, endpoint)
+
+    def pump(self) -> None:
+        """Take in what has arrived."""
+        for _, message in self._channel.receive():
+            match message:
+                case Submit():
+                    self.uploads[message.request_id] = Upload(message.request_id, message.route, message.content_length)
+                    self._add_body(message)
+                case BodyChunk():
+                    self._add_body(message)
+                case Abort():
+                    self.uploads[message.request_id].num_aborts += 1
+
+    def wait(self, num_requests: int = 1, *, complete: bool = True) -> Upload:
+        """The request of that number (from 1), once it is here."""
+
+        def arrived() -> Upload | None:
+            self.pump()
+            if len(self.uploads) < num_requests:
+                return None
+            upload = list(self.uploads.values())[num_requests - 1]
+            return upload if upload.complete or not complete else None
+
+        found = wait_for(arrived, what=f"request {num_requests} is at the router")
+        assert found is not None
+        return found
+
+    def wait_for_abort(self, upload: Upload) -> None:
+        """Exactly one, and no other follows."""
+
+        def aborted() -> int:
+            self.pump()
+            return upload.num_aborts
+
+        wait_for(aborted, what="abort")
+
+    def answer(self, upload: Upload, status: int, body: bytes) -> None:
+        """A plain response."""
+        self.send([(upload, status, ReadyFlags.LAST, body)])
+
+    def open_stream(self, upload: Upload, status: int = 200) -> None:
+        """The head of a stream."""
+        self.send([(upload, status, ReadyFlags.STREAM, b"")])
+
+    def event(self, upload: Upload, data: bytes, *, last: bool = False) -> None:
+        """Bytes of a stream."""
+        self.send([(upload, 0, ReadyFlags.LAST if last else ReadyFlags.NONE, data)])
+
+    def send(self, rows: Sequence[tuple[Upload, int, int, bytes]]) -> None:
+        """One message."""
+        uploads, statuses, flags, pieces = zip(*rows, strict=True)
+        ids = tuple(upload.request_id for upload in uploads)
+        sizes = tuple(map(len, pieces))
+        self.send_message(ReadyBytes(ids, statuses, tuple(map(int, flags)), sizes, frames=(b"".join(pieces),)))
+
+    def send_message(self, message: Message) -> None:
+        """Anything."""
+        self._channel.send(message, API)
+        while self._channel.has_unsent:
+            self._channel.flush()
+
+    def close(self) -> None:
+        """Die."""
+        self._channel.close()
+
+    def _add_body(self, message: Submit | BodyChunk) -> None:
+        upload = self.uploads[message.request_id]
+        for frame in message.frames:
+            self.largest_piece = max(self.largest_piece, len(frame))
+            upload.body += bytes(memoryview(frame))
+        upload.complete = message.complete
+
+
+class ApiServer:
+    """A context: listens while it is entered. On leaving it fails if the loop saw an error."""
+
+    def __init__(self, *, host: str = "127.0.0.1", api_keys: Sequence[bytes] = (), **settings: Any) -> None:
+        config = Config()
+        config = dataclasses.replace(config, api=dataclasses.replace(config.api, **settings))
+        self.metrics = Metrics()
+        self.pages = Pages()
+        self.errors: list[dict[str, Any]] = []
+        self._host = host
+        self._folder = tempfile.mkdtemp(prefix="tsapi", dir="/tmp")
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._process = SimpleNamespace(context=self._context, identity=API, config=config, metrics=self.metrics)
+        self._api_keys = api_keys
+        self._num_routers = 0
+        self._ready = threading.Event()
+        self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(lambda _, context: self.errors.append(context))
+        self._thread = threading.Thread(target=self._run, name="api-loop")
+
+    def __enter__(self) -> ApiServer:
+        self._thread.start()
+        assert self._ready.wait(10)
+        self.router = self.start_router()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stopped.set)
+        self._thread.join(10)
+        self.router.close()
+        self._context.destroy(linger=0)
+        shutil.rmtree(self._folder)
+        if kind is None:
+            assert not self._thread.is_alive()
+            assert not self.errors, self.errors
+
+    def connect(self, *, receive_buffer: int = 0) -> RawClient:
+        """A new connection."""
+        return RawClient(self.address, receive_buffer=receive_buffer)
+
+    def start_router(self) -> StubRouter:
+        """A (new) router, which the API process follows at once."""
+        self._num_routers += 1
+        self.router = StubRouter(self._context, f"ipc://{self._folder}/{self._num_routers}", self._num_routers)
+        self.follow(self.router.peer)
+        return self.router
+
+    def follow(self, *peers: Peer) -> None:
+        """A topology."""
+        self.call(lambda: self.client.follow(Topology(self._num_routers, peers)))
+
+    def publish(self, path: str, body: bytes, *, max_age_s: float = 0.0, status: int = 200) -> None:
+        """A page from the supervisor."""
+        message = Publish(path, status, "application/json", max_age_s, frames=(body,))
+        self.call(lambda: self.pages.publish(message, time.monotonic()))
+
+    def sweep(self, later_s: float) -> None:
+        """What the timer would do after so many seconds in which nothing else happens."""
+
+        def sweep() -> None:
+            for connection in tuple(self.app.connections):
+                connection.sweep(self._loop.time() + later_s)
+
+        self.call(sweep)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function on the loop."""
+
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    def count(self, name: str, **labels: object) -> float:
+        """A counter."""
+        text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        metrics = self.call(self.metrics.snapshot)
+        return sum(metric.values[0] for metric in metrics if metric.name == name and metric.labels == text)
+
+    def wait_until_closed(self) -> None:
+        """No connection is open."""
+        wait_for(lambda: not self.call(lambda: len(self.app.connections)), what="all connections are closed")
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._stopped = asyncio.Event()
+        self.client = RouterClient(self._loop, self._process)  # type: ignore[arg-type]
+        self.app = App(self._process.config.api, self._api_keys, self.client, self.pages, self.metrics)
+        self.app.date = DATE
+        server = await self._loop.create_server(
+            lambda: HttpConnection(self.app, self._loop.time()), self._host, 0, backlog=2048
+        )
+        self.address = server.sockets[0].getsockname()[:2]
+        self._ready.set()
+        await self._stopped.wait()
+        server.close()
+        self.client.close()
+        for connection in tuple(self.app.connections):
+            connection.drop()
+        await asyncio.sleep(0)

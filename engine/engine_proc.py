@@ -177,7 +177,8 @@ class Engine:
         if running is not None and running.attempt <= message.attempt:
             self._core.abort(message.request_id, message.choice)
         elif running is None and message.choice == ALL_CHOICES:
-            self._early_aborts[message.request_id] = message.attempt
+            known_attempt = self._early_aborts.get(message.request_id, 0)
+            self._early_aborts[message.request_id] = max(message.attempt, known_attempt)
             if len(self._early_aborts) > MAX_EARLY_ABORTS:
                 self._early_aborts.popitem(last=False)
 
@@ -201,7 +202,15 @@ class Engine:
                     del self._running[output.request_id]
         for detokenizer, batch in rows.items():
             keys = [(output.request_id, output.attempt) for output in batch.outputs]
-            self._send(detokenizer, batch.message(), keys)
+            if not self._send(detokenizer, batch.message(), keys):
+                for request_id, attempt in keys:  # what followed would go on with a gap
+                    self._drop(request_id, attempt)
+
+    def _drop(self, request_id: str, attempt: int) -> None:
+        running = self._running.get(request_id)
+        if running is not None and running.attempt == attempt:
+            del self._running[request_id]
+            self._core.abort(request_id)
 
     def _send(self, detokenizer: str, message: Message, keys: list[tuple[str, int]]) -> bool:
         try:

@@ -24,12 +24,14 @@ from tokservice.wire.messages import (
     EngineOutputs,
     FinishReason,
     Generate,
+    Hello,
     Message,
     Prepare,
     Progress,
     Publish,
     ReadyBytes,
     Rejected,
+    Role,
     Route,
     Submit,
     Undelivered,
@@ -189,6 +191,16 @@ def _undelivered(draw: st.DrawFn, _: Undelivered) -> dict[str, Any]:
     return _columns(draw, draw(st.integers(0, 4)), request_ids=TEXT, attempts=INTS)
 
 
+def _hello(draw: st.DrawFn, _: Hello) -> dict[str, Any]:
+    role = draw(st.sampled_from(Role))
+    slot, incarnation = draw(st.integers(0, 999_999_999)), draw(st.integers(0, 999_999_999))
+    return {
+        "identity": f"{role.label}.{slot}.{incarnation}",
+        "role": int(role),
+        "capacity": draw(st.integers(0, 2**64 - 1)),
+    }
+
+
 _FITS: dict[type, Any] = {
     Submit: _submit,
     BodyChunk: _chunk,
@@ -203,5 +215,6 @@ _FITS: dict[type, Any] = {
     EngineOutputs: _engine_outputs,
     Progress: _progress,
     ReadyBytes: _ready_bytes,
+    Hello: _hello,
     Publish: _one,
 }

@@ -7,7 +7,7 @@ on, aborts, and begins requests again whose worker died. What is to be sent is a
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 
 from tokservice.router.request import Journal, Request, State
@@ -18,6 +18,7 @@ from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import (
     DRAINING,
     ENGINE_FAILED,
+    INTERNAL,
     NOT_READY,
     OVERLOADED,
     POISON,
@@ -48,6 +49,7 @@ from tokservice.wire.messages import (
 
 MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
 MAX_DEATHS_WITHOUT_TOKEN = 3
+MAX_DEAD = 256  # identities whose last messages may still arrive
 CHUNK_OVERHEAD_BYTES = 256  # what a piece of body costs beside its bytes
 BUSY_TICK_S = 0.02
 IDLE_TICK_S = 0.5
@@ -67,6 +69,7 @@ class RouterCore:
         self._requests: dict[str, Request] = {}
         self._held_bytes = 0
         self._living: set[str] = set()  # identities in the last topology
+        self._dead: deque[str] = deque(maxlen=MAX_DEAD)  # what they had sent may be read after the notice of death
         self._engines: Counter[str] = Counter()  # requests at each engine
         self._detokenizers: Counter[str] = Counter()
         self._was_ready = False
@@ -82,6 +85,8 @@ class RouterCore:
 
     def submit(self, api: str, message: Submit, now_s: float) -> None:
         """A request's headers and first piece of body."""
+        if api in self._dead:
+            return
         error = self._reason_to_refuse(message)
         if error is not None:
             self._metrics.add("requests_total", outcome=error.code or "refused")
@@ -105,6 +110,14 @@ class RouterCore:
             self._metrics.add("requests_total", outcome="client_closed")
             self._cancel(request)
 
+    def bytes_lost(self, message: ReadyBytes) -> None:
+        """An API process is too far behind to be sent this: its streams cannot go on with a gap, so they end."""
+        for request_id, status in zip(message.request_ids, message.statuses, strict=True):
+            request = self._requests.get(request_id)
+            if request is not None and not request.cancelled:
+                request.opened = request.opened and not status
+                self._fail(request, INTERNAL)
+
     # --- from tokenizer workers
 
     def accepted(self, worker: str, message: Accepted, now_s: float) -> None:
@@ -115,17 +128,12 @@ class RouterCore:
             return
         request.state = State.RUNNING
         request.body.clear()
-        if request.cancelled:
+        lost = request.undelivered or not self._is_placed(request)
+        if not request.cancelled:
+            self._take_prepared(request, message)
+        elif not lost:
             self._send(request.engine, Abort(request.request_id, request.attempt))
-            return
-        request.journal.prepared = tuple(message.frames)
-        request.journal.grow(message.num_choices)
-        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs))))
-        self._metrics.add("prompt_tokens_total", message.num_prompt_tokens)
-        self._metrics.observe("request_prompt_tokens", message.num_prompt_tokens)
-        if message.stream and not request.opened:
-            self._open_stream(request)
-        if request.engine not in self._engines or request.detokenizer not in self._detokenizers:
+        if lost:
             self._begin_again(request, "peer_lost")
 
     def rejected(self, worker: str, message: Rejected, now_s: float) -> None:
@@ -144,6 +152,8 @@ class RouterCore:
 
     def hello(self, message: Hello, now_s: float) -> None:
         """A worker is connected and ready for work."""
+        if message.identity in self._dead:
+            return
         match message.role:
             case Role.TOKENIZER:
                 self._pool.add_worker(message.identity, _slot(message.identity), message.capacity)
@@ -158,9 +168,11 @@ class RouterCore:
         """A worker could not hand requests on; a moment later the topology will have settled."""
         for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
             request = self._requests.get(request_id)
-            if request is None:
+            if request is None or request.attempt != attempt:
                 self._abort_at_engines(request_id, attempt)
-            elif request.attempt == attempt and request.state is State.RUNNING:
+            elif request.state is State.PREPARING:
+                request.undelivered = True  # its Accepted is still on the way here
+            elif request.state is State.RUNNING:
                 request.num_deaths += 1
                 self._park(request)
 
@@ -199,7 +211,7 @@ class RouterCore:
                 if flags & ReadyFlags.LAST:
                     self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
                     self._end(request, "finished")
-            elif request is None and not flags & ReadyFlags.LAST:
+            elif not flags & ReadyFlags.LAST:
                 self._abort_at_engines(request_id, attempt)
             id_start, byte_start = id_end, byte_end
         self._metrics.add("generation_tokens_total", len(ids) // TOKEN_BYTES)
@@ -216,15 +228,16 @@ class RouterCore:
         self._was_ready = self._was_ready or {peer.role for peer in topology.peers} == set(Role)
         dead = self._living - living
         self._living = living
+        self._dead.extend(dead)
         for identity in dead:
             self._engines.pop(identity, None)
             self._detokenizers.pop(identity, None)
         for identity in dead:
-            self._recover_bodies(self._pool.remove_worker(identity), now_s)
+            self._recover_bodies(self._pool.remove_worker(identity), "tokenizer_died", now_s)
         for request in list(self._requests.values()):
             if request.api in dead:
                 self._cancel(request)
-            elif request.state is State.RUNNING:
+            if request.state is State.RUNNING:
                 lost = {request.engine, request.detokenizer} & dead
                 # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
                 unsure = request.tokenizer in dead and not request.has_output
@@ -298,7 +311,7 @@ class RouterCore:
                 route=request.route,
                 engine=request.engine,
                 detokenizer=request.detokenizer,
-                frames=request.body,
+                frames=tuple(request.body),
             )
             self._send(worker, prepare)
 
@@ -313,61 +326,73 @@ class RouterCore:
 
     # --- recovery
 
-    def _recover_bodies(self, assignments: Iterable[tuple[str, int]], now_s: float) -> None:
-        """Bodies that a dead tokenizer worker had; it was working on the first."""
+    def _recover_bodies(self, assignments: Iterable[tuple[str, int]], reason: str, now_s: float) -> None:
+        """Bodies that a dead or stalled tokenizer worker had; it was working on the first."""
         for index, (request_id, attempt) in enumerate(assignments):
             request = self._requests.get(request_id)
             if request is None or request.attempt != attempt:
                 continue
             if request.cancelled:
                 self._remove(request)
-                continue
-            request.num_body_deaths += index == 0
-            if request.num_body_deaths >= MAX_BODY_DEATHS:
-                self._fail(request, POISON)
+            elif request.has_output:
+                request.state = State.RUNNING  # its ids had been sent; only the notice of it is late or lost
             else:
-                self._prepare_again(request, "tokenizer_died", now_s)
+                request.num_body_deaths += index == 0
+                self._prepare_again(request, reason, now_s)
 
     def _prepare_again(self, request: Request, reason: str, now_s: float) -> None:
-        """Give the body to another tokenizer worker, with the next attempt."""
-        if request.has_output:
-            request.state = State.RUNNING  # its ids had been sent; only the notice of it is lost
-            return
-        self._metrics.add("request_retries_total", reason=reason)
+        """Give the body to another tokenizer worker."""
+        self._give_up_attempt(request)
         request.state = State.QUEUED
-        self._enqueue(request, now_s)
+        if request.num_body_deaths >= MAX_BODY_DEATHS:
+            self._fail(request, POISON)
+        else:
+            self._metrics.add("request_retries_total", reason=reason)
+            self._enqueue(request, now_s)
 
     def _begin_again(self, request: Request, reason: str, *, death: bool = False) -> None:
         """Send the journal to a living engine, with the next attempt."""
+        self._give_up_attempt(request)
         request.num_deaths += death
         if request.cancelled:
             self._remove(request)
         elif not request.journal.prepared or request.num_deaths >= MAX_DEATHS_WITHOUT_TOKEN:
             self._fail(request, ENGINE_FAILED)
         elif not self._engines or not self._detokenizers:
-            self._park(request)
+            self._parked[request.request_id] = request
         else:
             self._metrics.add("request_retries_total", reason=reason)
             self._place(request, _least(self._engines), _least(self._detokenizers))
-            request.attempt += 1
             request.state = State.RUNNING
-            request.has_output = False
-            self._send(
-                request.engine, request.journal.generate(request.request_id, request.attempt, request.detokenizer)
-            )
+            generate = request.journal.generate(request.request_id, request.attempt, request.detokenizer)
+            self._send(request.engine, generate)
 
     def _park(self, request: Request) -> None:
+        self._give_up_attempt(request)
         if request.cancelled:
             self._remove(request)
-            return
+        else:
+            self._parked[request.request_id] = request
+
+    def _give_up_attempt(self, request: Request) -> None:
+        """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
+        if request.engine in self._engines and request.state is State.RUNNING:
+            self._send(request.engine, Abort(request.request_id, request.attempt))
+        self._place(request, "", "")
+        request.attempt += 1
         request.state = State.PARKED
-        self._parked[request.request_id] = request
+        request.tokenizer = ""
+        request.has_output = request.undelivered = False
 
     def _unpark(self) -> None:
         if self._parked and self._engines and self._detokenizers:
             parked, self._parked = self._parked, {}
             for request in parked.values():
                 self._begin_again(request, "parked")
+
+    def _is_placed(self, request: Request) -> bool:
+        """Whether its engine and its detokenizer live."""
+        return request.engine in self._engines and request.detokenizer in self._detokenizers
 
     def _place(self, request: Request, engine: str, detokenizer: str) -> None:
         """Move a request's weight to an engine and a detokenizer ('' for none)."""
@@ -386,13 +411,10 @@ class RouterCore:
     def _sweep(self, now_s: float) -> None:
         for request_id in self._pool.expire_queued(now_s - self._settings.queue_timeout_s):
             self._fail(self._requests[request_id], QUEUE_TIMEOUT)
-        for request_id, attempt in self._pool.expire_stalled(now_s):
-            request = self._requests.get(request_id)
-            if request is not None and request.attempt == attempt and request.state is State.PREPARING:
-                if request.cancelled:
-                    self._remove(request)
-                else:
-                    self._prepare_again(request, "tokenizer_stalled", now_s)
+        for worker, assignments in self._pool.expire_stalled(now_s):
+            for request_id, attempt in assignments:
+                self._send(worker, Abort(request_id, attempt))
+            self._recover_bodies(assignments, "tokenizer_stalled", now_s)
         limit_s = now_s - self._settings.total_timeout_s
         for request in [item for item in self._requests.values() if item.created_s < limit_s]:
             if request.cancelled:
@@ -441,6 +463,15 @@ class RouterCore:
         self._hold(request, 0)
         self._parked.pop(request.request_id, None)
         self._requests.pop(request.request_id, None)
+
+    def _take_prepared(self, request: Request, message: Accepted) -> None:
+        request.journal.prepared = tuple(message.frames)
+        request.journal.grow(message.num_choices)
+        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs))))
+        self._metrics.add("prompt_tokens_total", message.num_prompt_tokens)
+        self._metrics.observe("request_prompt_tokens", message.num_prompt_tokens)
+        if message.stream and not request.opened:
+            self._open_stream(request)
 
     def _hold(self, request: Request, num_bytes: int) -> None:
         self._held_bytes += num_bytes - request.held_bytes

@@ -81,4 +81,5 @@ class Request:
     cancelled: bool = False
     opened: bool = False  # the client has its status and headers
     has_output: bool = False  # of this attempt
+    undelivered: bool = False  # of this attempt: it never got to its engine or detokenizer
     has_text: bool = False  # the client has bytes of text

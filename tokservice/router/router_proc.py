@@ -24,12 +24,16 @@ from tokservice.wire.messages import (
     Hello,
     Message,
     Progress,
+    ReadyBytes,
+    ReadyFlags,
     Rejected,
     Role,
     Submit,
     Topology,
     Undelivered,
 )
+
+LAST_WORDS_S = 1.0  # for the last messages to get to the API processes
 
 log = logging.getLogger(__name__)
 
@@ -72,9 +76,10 @@ class Router:
         return self._num_messages, self._core.num_unfinished
 
     def leave(self) -> None:
-        """End what is unfinished with an error that clients can read."""
+        """End what is unfinished with an error that clients can read, and wait until it has left."""
         self._core.fail_all()
         self._send_all()
+        self._apis.close(LAST_WORDS_S)
 
     def _from_api(self, sender: str, message: Message) -> None:
         self._num_messages += 1
@@ -100,21 +105,31 @@ class Router:
                 self._core.answered(sender, message, time.monotonic())
             case Undelivered():
                 self._core.undelivered(message)
-            case Hello():
+            case Hello() if message.identity == sender:
                 self._core.hello(message, time.monotonic())
                 log.info("worker connected identity=%s", sender)
         self._send_all()
 
     def _send_all(self) -> None:
         outbox = self._core.outbox
-        for identity, message in outbox:
+        for identity, message in outbox:  # which may grow meanwhile
             channel = self._apis if identity.startswith(Role.API.label) else self._workers
             try:
-                channel.send(message, identity)
+                channel.send(message, identity, always=_must_arrive(message))
             except PeerLost as lost:
-                # The supervisor notices its death, and the next topology says so.
+                # If it is dead, the supervisor notices, and the next topology says so.
                 log.warning("message lost type=%s peer=%s", type(message).__name__, lost)
+                if isinstance(message, ReadyBytes):
+                    self._core.bytes_lost(message)
         outbox.clear()
+
+
+def _must_arrive(message: Message) -> bool:
+    """Whether a living peer gets it however far behind it is: the work and the ends of the requests that were
+    admitted. Text of a stream is not: a stream without it is ended instead."""
+    if isinstance(message, ReadyBytes):
+        return any(flags & ReadyFlags.LAST for flags in message.flags)
+    return not isinstance(message, Abort)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 A worker has one *exclusive* body in flight, or several short ones: a short body never waits behind a running
 long one while another worker can take it. Long bodies are exclusive, and so are suspects, whose last worker
 died. Of two or more configured workers the one in slot 0 takes no exclusive body. An exclusive body that has
-waited long enough goes first: the other workers are kept free for it.
+waited long enough, and longer than every short one, goes first: the other workers are kept free for it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TokenizerPool:
     def add_worker(self, identity: str, slot: int, capacity: int) -> None:
         """A worker is ready."""
         takes_exclusive = self._num_configured == 1 or slot > 0
-        self._workers[identity] = _Worker(identity, capacity, takes_exclusive)
+        self._workers.setdefault(identity, _Worker(identity, capacity, takes_exclusive))
 
     def remove_worker(self, identity: str) -> list[Assignment]:
         """A worker is dead. Returns what it had, the one that it was working on first."""
@@ -109,7 +109,7 @@ class TokenizerPool:
     def assign(self, now_s: float) -> Iterator[tuple[Waiting, str]]:
         """Take bodies off the queues, each with its worker; the caller ``confirm``s each with its attempt."""
         while True:
-            overdue = bool(self._exclusive) and now_s - self._exclusive[0].since_s >= self._exclusive_wait_s
+            overdue = self._exclusive_is_overdue(now_s)
             worker = None if overdue else self._worker_for_short(kept_free=False)
             if self._short and worker is not None:
                 yield self._short.popleft(), worker.identity
@@ -136,18 +136,29 @@ class TokenizerPool:
                 expired.append(queue.popleft().request_id)
         return expired
 
-    def expire_stalled(self, now_s: float) -> list[Assignment]:
-        """Take everything from workers that missed their deadline, until they answer again."""
-        moved: list[Assignment] = []
+    def expire_stalled(self, now_s: float) -> list[tuple[str, list[Assignment]]]:
+        """Take everything from workers that missed their deadline, until they answer again.
+
+        Returns what each of them had, the one that it was working on first.
+        """
+        stalled: list[tuple[str, list[Assignment]]] = []
         for worker in self._workers.values():
             if not worker.in_flight:
                 continue
             oldest = next(iter(worker.in_flight.values()))
             if now_s - oldest.assigned_s > DEADLINE_BASE_S + worker.num_bytes / WORST_BYTES_PER_S:
                 worker.stalled = True
-                moved += worker.in_flight
+                stalled.append((worker.identity, list(worker.in_flight)))
                 worker.in_flight.clear()
-        return moved
+        return stalled
+
+    def _exclusive_is_overdue(self, now_s: float) -> bool:
+        if not self._exclusive:
+            return False
+        since_s = self._exclusive[0].since_s
+        # Older than every short one: else a single worker that has many long ones to do would do nothing else.
+        oldest = not self._short or since_s <= self._short[0].since_s
+        return oldest and now_s - since_s >= self._exclusive_wait_s
 
     def _worker_for_short(self, *, kept_free: bool) -> _Worker | None:
         free = [

@@ -9,6 +9,7 @@ member of an enum); whatever the bytes, it raises nothing but WireError.
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -30,12 +31,14 @@ from tokservice.wire.messages import (
     FinishReason,
     Frames,
     Generate,
+    Hello,
     Message,
     Prepare,
     Progress,
     Publish,
     ReadyBytes,
     Rejected,
+    Role,
     Route,
     Submit,
     Undelivered,
@@ -194,6 +197,8 @@ def _message_writer(kind: type) -> Callable[[Any], tuple[tuple[Any, ...], Frames
 
 _ROUTES = frozenset(Route)
 _FINISH_REASONS = frozenset(FinishReason)
+_LABELS: dict[int, str] = {role: role.label for role in Role}
+_IDENTITY = re.compile(r"(?P<label>[a-z]+)\.[0-9]{1,9}\.[0-9]{1,9}")
 
 
 def _submit(message: Submit) -> bool:
@@ -301,6 +306,11 @@ def _undelivered(message: Undelivered) -> bool:
     return _same_length(message.request_ids, message.attempts)
 
 
+def _hello(message: Hello) -> bool:
+    match = _IDENTITY.fullmatch(message.identity)
+    return match is not None and _LABELS.get(message.role) == match["label"] and message.capacity >= 0
+
+
 _RULES: dict[type, Callable[[Any], bool]] = {
     Submit: _submit,
     BodyChunk: _one_chunk,
@@ -315,6 +325,7 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     EngineOutputs: _engine_outputs,
     Progress: _progress,
     ReadyBytes: _ready_bytes,
+    Hello: _hello,
     Publish: _one_frame,
 }
 

@@ -150,3 +150,14 @@ def test_a_part_has_exactly_its_fields() -> None:
         codec.decode_part(SamplingParams, msgpack.packb([*dataclasses.astuple(sampling), 1]))
     with pytest.raises(WireError):
         codec.decode_part(SamplingParams, b"\xdb\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize(
+    "identity", ["", "engine", "engine.0", "engine.0.1.2", "engine.a.1", "router.0.1", "engine.0.-1", "engine.0.1" * 99]
+)
+def test_a_hello_has_the_identity_of_its_role(identity: str) -> None:
+    """The router reads the slot from it: a malformed one would end the router."""
+    good = Hello("engine.0.1", Role.ENGINE, WIRE_VERSION, 1)
+    assert codec.decode(codec.encode(good)) == good
+    with pytest.raises(WireError):
+        codec.decode(codec.encode(dataclasses.replace(good, identity=identity)))

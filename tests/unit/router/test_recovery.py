@@ -1,0 +1,406 @@
+"""Workers die, hang or lose messages: no accepted request is lost, and none is answered twice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.helpers.router import API, DETOKENIZER, ENGINE, TOKENIZER_0, TOKENIZER_1, Bench, ids
+from tokservice.router.tokenizer_pool import DEADLINE_BASE_S
+from tokservice.wire import errors
+from tokservice.wire.messages import Abort, FinishReason, Generate, Prepare, ReadyBytes, ReadyFlags, Rejected
+
+STREAM, LAST = ReadyFlags.STREAM, ReadyFlags.LAST
+
+
+def _code(answer: tuple[int, bytes]) -> tuple[int, str]:
+    return answer[0], json.loads(answer[1])["error"]["code"]
+
+
+# --- tokenizer workers
+
+
+def test_the_bodies_of_a_dead_tokenizer_go_to_another_with_a_higher_attempt() -> None:
+    bench = Bench()
+    bench.submit("r", b"body")
+    first = bench.worker_of("r")
+    bench.die(first)
+    if first == TOKENIZER_1:  # the one that is left takes no suspects
+        bench.live("tokenizer.1.2")
+    assert bench.worker_of("r") != first
+    again = bench.last(Prepare, "r")
+    assert again.attempt > 1
+    assert again.frames == (b"body",)
+    assert bench.rows("r") == []
+
+
+def test_the_suspect_runs_alone_and_the_others_do_not() -> None:
+    bench = Bench()
+    bench.die(TOKENIZER_0)  # all four go to the other
+    for name in "abcd":
+        bench.submit(name)
+    bench.die(TOKENIZER_1)
+    bench.live("tokenizer.1.2")
+    assert [bench.count(Prepare, name) for name in "abcd"] == [1, 2, 2, 2]  # the short ones first
+    for name in "bcd":
+        bench.reject(name)
+    assert bench.count(Prepare, "a") == 2
+    bench.submit("e")
+    assert bench.count(Prepare, "e") == 0
+    bench.reject("a")
+    assert bench.count(Prepare, "e") == 1
+
+
+def test_a_body_that_ends_two_workers_is_quarantined() -> None:
+    bench = Bench()
+    bench.submit("r")
+    bench.die(TOKENIZER_0)
+    bench.die(TOKENIZER_1)
+    bench.live("tokenizer.1.2")
+    if not bench.rows("r"):
+        bench.die("tokenizer.1.2")
+    assert _code(bench.end_of("r")) == (500, "quarantined")
+    bench.assert_empty()
+
+
+def test_an_innocent_neighbour_of_two_deaths_is_not_quarantined() -> None:
+    bench = Bench()
+    bench.die(TOKENIZER_0)
+    bench.submit("guilty")
+    bench.submit("innocent")
+    bench.die(TOKENIZER_1)
+    bench.live("tokenizer.1.2")
+    bench.accept("innocent")
+    assert bench.worker_of("guilty") == "tokenizer.1.2"
+    bench.die("tokenizer.1.2")
+    assert _code(bench.end_of("guilty")) == (500, "quarantined")
+    bench.finish("innocent", attempt=bench.attempt_of("innocent"))  # its ids were sent again, to be sure
+    assert bench.end_of("innocent") == (0, b"end")
+
+
+@pytest.mark.parametrize("verb", ["accept", "reject", "answer"])
+def test_the_last_word_of_a_dead_tokenizer_comes_too_late(verb: str) -> None:
+    """Its body was queued again, with the attempt that the late word named: the request was ended while it
+    still stood in the queue, and its dispatch ended the router."""
+    bench = Bench()
+    bench.die(TOKENIZER_0)
+    bench.submit("r")
+    bench.die(TOKENIZER_1)
+    getattr(bench, verb)("r")
+    assert bench.rows("r") == []
+    assert bench.core.num_unfinished == 1
+    bench.live("tokenizer.1.2")
+    assert bench.last(Prepare, "r").frames == (b"{}",)
+    bench.reject("r")
+    assert bench.end_of("r") == (400, b"bad")
+    bench.assert_empty()
+
+
+def test_a_tokenizer_that_dies_between_its_word_and_the_engine() -> None:
+    """Whether the ids were sent cannot be known: they are sent again, and a second arrival changes nothing."""
+    bench = Bench()
+    bench.submit("r")
+    bench.accept("r")
+    bench.die(bench.worker_of("r"))
+    generate = bench.resumed("r")
+    assert generate.attempt == 2
+    assert generate.frames == (b"sampling", b"context", ids(1, 2, 3))
+    bench.progress("r", 9, attempt=1, data=b"stale")  # they had been sent after all
+    bench.finish("r", attempt=2)
+    assert [data for _, _, data in bench.rows("r")] == [b"", b"end"]
+    bench.assert_empty()
+
+
+def test_a_tokenizer_that_dies_later_does_not_matter() -> None:
+    bench = Bench()
+    bench.running("r", 1)
+    bench.die(TOKENIZER_0, TOKENIZER_1)
+    assert bench.sent_to(ENGINE, Generate) == []
+    bench.finish("r")
+    bench.assert_empty()
+
+
+def test_output_shows_that_the_ids_had_arrived() -> None:
+    bench = Bench()
+    bench.submit("r")
+    bench.progress("r", 1, data=b"x", status=200)
+    bench.die(TOKENIZER_0, TOKENIZER_1)
+    assert bench.count(Prepare, "r") == 1
+    bench.accept("r")  # it was only late
+    bench.die(ENGINE)
+    bench.live("engine.0.2")
+    assert bench.resumed("r").num_delivered == (1,)
+
+
+def test_a_tokenizer_that_misses_its_deadline_gives_up_its_bodies() -> None:
+    bench = Bench()
+    bench.submit("r")
+    slow = bench.worker_of("r")
+    bench.tick(DEADLINE_BASE_S + 1)
+    assert bench.sent_to(slow, Abort) == [Abort("r", 1)]  # it need not begin what others do
+    if slow == TOKENIZER_1:
+        bench.live("tokenizer.2.1")
+    other = bench.worker_of("r")
+    assert other != slow
+    bench.accept("r", attempt=1, worker=slow)  # it wakes up
+    assert bench.sent_to(ENGINE, Abort) == [Abort("r", 1)]
+    assert bench.rows("r") == []
+    bench.accept("r", worker=other)
+    bench.finish("r", attempt=bench.last(Prepare, "r").attempt)
+    assert bench.end_of("r") == (0, b"end")
+    bench.assert_empty()
+
+
+def test_a_late_word_of_a_stalled_tokenizer_while_the_body_waits() -> None:
+    bench = Bench()
+    bench.die(TOKENIZER_0)
+    bench.submit("r")
+    bench.tick(DEADLINE_BASE_S + 1)
+    bench.core.rejected(TOKENIZER_1, Rejected("r", 1, 400, (b"late",)), bench.now)
+    bench._take()
+    assert bench.rows("r") == []
+    assert bench.last(Prepare, "r").attempt > 1  # it is alive, so it may try again
+    bench.reject("r")
+    assert bench.end_of("r") == (400, b"bad")
+    bench.assert_empty()
+
+
+def test_a_body_that_stalls_two_workers_is_quarantined() -> None:
+    """It went from worker to worker and stalled them all, for as long as its client waited."""
+    bench = Bench()
+    bench.submit("r")
+    for _ in range(2):
+        bench.tick(DEADLINE_BASE_S + 1)
+        bench.live(f"tokenizer.2.{int(bench.now)}")
+    assert _code(bench.end_of("r")) == (500, "quarantined")
+    bench.assert_empty()
+
+
+def test_no_body_is_given_to_a_stalled_tokenizer() -> None:
+    bench = Bench(capacity=1)
+    bench.submit("a")
+    bench.submit("b")
+    bench.tick(DEADLINE_BASE_S + 1)
+    bench.forget_sent()
+    bench.submit("c")
+    assert bench.count(Prepare, "c") == 0
+
+
+# --- engines and detokenizers
+
+
+@pytest.mark.parametrize("victims", [(ENGINE,), (DETOKENIZER,), (ENGINE, DETOKENIZER)])
+def test_a_stream_goes_on_from_the_journal(victims: tuple[str, ...]) -> None:
+    bench = Bench()
+    bench.running("r", 7, 8)
+    bench.progress("r", 9, data=b"more")
+    bench.die(*victims)
+    assert bench.rows("r")[-1] == (0, STREAM, b"more")
+    for victim in victims:
+        bench.live(victim[:-1] + "2")
+    bench.tick()
+    generate = bench.resumed("r")
+    assert generate.attempt > 1
+    assert generate.detokenizer in bench.living
+    assert (generate.num_delivered, generate.finished) == ((3,), (FinishReason.RUNNING,))
+    assert generate.frames == (b"sampling", b"context", ids(1, 2, 3), ids(7, 8, 9))
+    bench.finish("r", attempt=generate.attempt)
+    assert bench.end_of("r") == (0, b"end")
+    bench.assert_empty()
+
+
+def test_finished_choices_stay_finished() -> None:
+    bench = Bench()
+    bench.running("r", choices=3)
+    bench.progress("r", 5, choice=1, data=b"x", reason=FinishReason.STOP)
+    bench.progress("r", 6, 7, choice=2, data=b"y")
+    bench.die(ENGINE)
+    bench.live("engine.0.2")
+    generate = bench.resumed("r")
+    assert generate.num_delivered == (0, 1, 2)
+    assert generate.finished == (FinishReason.RUNNING, FinishReason.STOP, FinishReason.RUNNING)
+    assert generate.frames[3:] == (b"", ids(5), ids(6, 7))
+
+
+def test_another_engine_takes_over_at_once() -> None:
+    bench = Bench()
+    bench.live("engine.1.1")
+    bench.running("a", 1)
+    bench.running("b", 1)
+    bench.die(ENGINE)
+    dead = "a" if bench.last(Prepare, "a").engine == ENGINE else "b"
+    alive = "b" if dead == "a" else "a"
+    assert bench.resumed(dead).attempt == 2
+    assert bench.count(Generate, alive) == 0
+
+
+def test_an_engine_that_lost_its_detokenizer_stops_the_old_attempt() -> None:
+    """It went on to the last token for nobody when the next attempt was given to another engine."""
+    bench = Bench()
+    bench.live("engine.1.1", "detokenizer.1.1")
+    bench.running("r", 1)
+    placed = bench.last(Prepare, "r")
+    bench.die(placed.detokenizer)
+    assert Abort("r", 1) in bench.sent_to(placed.engine, Abort)
+
+
+def test_output_of_an_old_attempt_is_dropped_and_aborted() -> None:
+    bench = Bench()
+    bench.running("r", 1)
+    bench.die(DETOKENIZER)
+    bench.live("detokenizer.0.2")
+    rows = bench.rows("r")
+    bench.forget_sent()
+    bench.progress("r", 2, attempt=1, data=b"stale")
+    assert bench.sent_to(API, ReadyBytes) == []
+    assert bench.sent_to(ENGINE, Abort) == [Abort("r", 1)]
+    assert rows
+    bench.die("detokenizer.0.2")
+    bench.live("detokenizer.0.3")
+    assert bench.resumed("r").frames[3:] == (ids(1),)
+
+
+def test_an_old_end_ends_nothing() -> None:
+    bench = Bench()
+    bench.running("r", 1)
+    bench.die(DETOKENIZER)
+    bench.live("detokenizer.0.2")
+    bench.finish("r", attempt=1)
+    assert bench.core.num_unfinished == 1
+    assert not any(flags & LAST for _, flags, _ in bench.rows("r"))
+
+
+def test_the_engine_died_while_the_body_was_encoded() -> None:
+    bench = Bench()
+    bench.submit("r")
+    bench.die(ENGINE)
+    bench.live("engine.0.2")
+    bench.accept("r")
+    assert bench.resumed("r").attempt == 2
+    assert bench.sent_to("engine.0.2", Generate)
+    bench.undelivered("r", 1)  # the tokenizer found out as well
+    bench.finish("r", attempt=2)
+    assert bench.end_of("r") == (0, b"end")
+    bench.assert_empty()
+
+
+def test_what_was_not_delivered_begins_again_a_moment_later() -> None:
+    bench = Bench()
+    bench.running("r")
+    bench.undelivered("r", 1)
+    bench.progress("r", 5, attempt=1, data=b"after a gap")  # what the detokenizer made of later tokens
+    assert bench.rows("r") == [(200, STREAM, b"")]
+    bench.tick()
+    generate = bench.resumed("r")
+    assert generate.attempt > 1
+    assert len(generate.frames) == 3
+    bench.finish("r", attempt=generate.attempt)
+    bench.assert_empty()
+
+
+def test_undelivered_may_be_here_before_the_tokenizers_word() -> None:
+    """They come on different sockets. It was ignored, and then nobody began the request: its client waited
+    until the total timeout."""
+    bench = Bench()
+    bench.submit("r")
+    bench.undelivered("r", 1)
+    bench.accept("r")
+    assert bench.resumed("r").attempt == 2
+    bench.finish("r", attempt=2)
+    bench.assert_empty()
+
+
+def test_old_news_of_failed_delivery_changes_nothing() -> None:
+    bench = Bench()
+    bench.running("r", 1)
+    bench.die(DETOKENIZER)
+    bench.live("detokenizer.0.2")
+    bench.forget_sent()
+    bench.undelivered("r", 1)
+    assert bench.sent_to(ENGINE, Generate) == []
+    bench.finish("r", attempt=bench.attempt_of("r"))
+    bench.assert_empty()
+
+
+def test_death_while_parked() -> None:
+    bench = Bench()
+    bench.running("r", 1)
+    bench.die(ENGINE)
+    bench.die(DETOKENIZER)
+    bench.die(TOKENIZER_0, TOKENIZER_1)
+    bench.live("engine.0.2")
+    bench.tick()
+    assert bench.count(Generate, "r") == 0
+    bench.live("detokenizer.0.2")
+    assert bench.count(Generate, "r") == 1
+    bench.finish("r", attempt=bench.resumed("r").attempt)
+    bench.assert_empty()
+
+
+def test_three_deaths_without_a_token_fail_the_request() -> None:
+    bench = Bench()
+    bench.running("r", stream=False)
+    engine = ENGINE
+    for incarnation in (2, 3, 4):
+        assert bench.rows("r") == []
+        bench.die(engine)
+        engine = f"engine.0.{incarnation}"
+        bench.live(engine)
+    assert _code(bench.end_of("r")) == (500, "engine_error")
+    bench.assert_empty()  # the abort went to a dead engine, and the record stayed
+
+
+def test_a_token_between_the_deaths_clears_the_request() -> None:
+    bench = Bench()
+    bench.running("r")
+    for incarnation in range(2, 12):
+        bench.die(f"engine.0.{incarnation - 1}")
+        bench.live(f"engine.0.{incarnation}")
+        bench.progress("r", incarnation, attempt=bench.resumed("r").attempt, data=b"x")
+    assert bench.gauges()["num_requests_unfinished"] == 1
+    assert bench.core._requests["r"].journal.outputs == [ids(*range(2, 12))]
+
+
+def test_a_stream_that_fails_ends_with_an_error_event() -> None:
+    bench = Bench()
+    bench.running("r")
+    for incarnation in (2, 3, 4):
+        bench.die(f"detokenizer.0.{incarnation - 1}")
+        bench.live(f"detokenizer.0.{incarnation}")
+    assert bench.end_of("r") == (0, errors.sse_error(errors.ENGINE_FAILED))
+    bench.assert_empty()
+
+
+def test_a_ghost_that_says_hello_after_its_death_gets_no_work() -> None:
+    """Its hello was read after the notice of its death: it had no load, so every later request went to it."""
+    bench = Bench()
+    bench.die(ENGINE, DETOKENIZER, TOKENIZER_0, TOKENIZER_1)
+    for ghost in (ENGINE, DETOKENIZER, TOKENIZER_0, TOKENIZER_1):
+        bench.hello(ghost)
+    bench.submit("r")
+    assert bench.count(Prepare, "r") == 0
+    bench.live("engine.0.2", "detokenizer.0.2", "tokenizer.1.2")
+    assert bench.worker_of("r") == "tokenizer.1.2"
+    assert bench.last(Prepare, "r").engine == "engine.0.2"
+
+
+def test_a_hello_may_be_here_before_the_topology() -> None:
+    bench = Bench()
+    bench.die(ENGINE)
+    bench.hello("engine.0.2")
+    bench.live("engine.0.2")
+    bench.submit("r")
+    assert bench.last(Prepare, "r").engine == "engine.0.2"
+
+
+def test_load_is_gone_with_the_dead() -> None:
+    bench = Bench()
+    bench.live("engine.1.1")
+    for number in range(8):
+        bench.running(str(number), 1)
+    bench.die(ENGINE)
+    assert dict(bench.core._engines) == {"engine.1.1": 8}
+    for number in range(8):
+        bench.finish(str(number), attempt=bench.attempt_of(str(number)))
+    bench.assert_empty()

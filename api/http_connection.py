@@ -20,11 +20,11 @@ from typing import Protocol, cast
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
 from tokservice.runtime.config import ApiConfig
-from tokservice.wire.errors import BAD_HTTP, REQUEST_TIMEOUT, RequestError
+from tokservice.wire.errors import REQUEST_TIMEOUT, RequestError
 from tokservice.wire.messages import Buffer
 
-MAX_SENT_AHEAD = 128  # requests of a client that does not wait for its answers
-MAX_SENT_AHEAD_BYTES = 64 * 1024
+MAX_SENT_AHEAD_BYTES = 64 * 1024  # of a client that does not wait for its answers
+PARSE_BYTES = 4096  # at once, beside bodies: it bounds the number of requests that wait
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
@@ -113,7 +113,7 @@ class HttpConnection(asyncio.Protocol):
         """Bytes from the client."""
         if self._discarding:
             return
-        if self._exchanges and self._exchanges[-1].complete:
+        if self._is_answer_due:
             self._sent_ahead += data
         else:
             self._feed(data)
@@ -137,8 +137,6 @@ class HttpConnection(asyncio.Protocol):
 
     def head_arrived(self, exchange: Exchange) -> None:
         """Line a request up."""
-        if len(self._exchanges) >= MAX_SENT_AHEAD:
-            raise Refused(BAD_HTTP)
         self._since_s = self._now_s
         self._exchanges.append(exchange)
         self._advance()
@@ -264,14 +262,25 @@ class HttpConnection(asyncio.Protocol):
     def _is_serving(self) -> bool:
         return bool(self._exchanges) and not self._exchanges[0].finished
 
+    @property
+    def _is_answer_due(self) -> bool:
+        return bool(self._exchanges) and self._exchanges[-1].complete
+
     def _feed(self, data: bytes) -> None:
+        """Parse up to the end of a request that has to wait for its answer; the rest is sent ahead."""
         self._feeding = True
+        rest = memoryview(data)
         try:
-            self._reader.feed(data)
+            while rest and not self._discarding and not self._is_answer_due:
+                size = max(PARSE_BYTES, self._reader.body_left)
+                self._reader.feed(rest[:size])
+                rest = rest[size:]
         except Refused as refused:
             self.refuse(refused.error)
         finally:
             self._feeding = False
+        if not self._discarding:
+            self._sent_ahead += rest
 
     def _advance(self) -> None:
         """Begin the request whose turn it is, once the client has read what came before."""
@@ -285,10 +294,10 @@ class HttpConnection(asyncio.Protocol):
             if not exchange.is_answered and (exchange.kept or exchange.complete):
                 self._application.body(exchange)
         self._advancing = False
-        if not self._exchanges and self._sent_ahead and not self._feeding:
+        if self._sent_ahead and not self._feeding and not self._is_answer_due:
             data, self._sent_ahead = bytes(self._sent_ahead), bytearray()
             self._feed(data)
-            self._pace_reading()
+        self._pace_reading()
 
     def _discard_input(self) -> None:
         self._discarding = True

@@ -57,13 +57,19 @@ class RequestReader:
         self._noticed_bytes = 0  # that callbacks were given
         self._held_bytes = 0  # since then: an unfinished header in the parser's memory, or what frames chunks
 
-    def feed(self, data: bytes) -> None:
+    @property
+    def body_left(self) -> int:
+        """Bytes that the arriving request's stated length still promises."""
+        exchange = self.arriving
+        return 0 if exchange is None or self.in_head else max(0, exchange.content_length - exchange.received_bytes)
+
+    def feed(self, data: bytes | memoryview) -> None:
         """Parse. Raises Refused; the reader is of no more use then."""
         noticed_bytes = self._noticed_bytes
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+            self._decline_upgrade(bytes(data[upgrade.args[0] :]))
             return
         except httptools.HttpParserCallbackError as error:
             raise error.__context__ or error from None

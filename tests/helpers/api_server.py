@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -40,6 +41,7 @@ from tokservice.wire.messages import (
 
 T = TypeVar("T")
 API = "api.0.1"
+SMALL_BUFFER_BYTES = 8192
 DATE = b"Sun, 06 Nov 1994 08:49:37 GMT"
 
 
@@ -74,7 +76,8 @@ class StubRouter:
                 case BodyChunk():
                     self._add_body(message)
                 case Abort():
-                    self.uploads[message.request_id].num_aborts += 1
+                    if message.request_id in self.uploads:  # else the request was never sent
+                        self.uploads[message.request_id].num_aborts += 1
 
     def wait(self, num_requests: int = 1, *, complete: bool = True) -> Upload:
         """The request of that number (from 1), once it is here."""
@@ -151,8 +154,10 @@ class ApiServer:
         self._process = SimpleNamespace(context=self._context, identity=API, config=config, metrics=self.metrics)
         self._api_keys = api_keys
         self._num_routers = 0
+        self._clients: list[RawClient] = []
         self._ready = threading.Event()
         self._loop = uvloop.new_event_loop()
+        self._start_s = self._loop.time()
         self._loop.set_exception_handler(lambda _, context: self.errors.append(context))
         self._thread = threading.Thread(target=self._run, name="api-loop")
 
@@ -163,6 +168,8 @@ class ApiServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for client in self._clients:
+            client.close()
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join(10)
         self.router.close()
@@ -172,9 +179,27 @@ class ApiServer:
             assert not self._thread.is_alive()
             assert not self.errors, self.errors
 
-    def connect(self, *, receive_buffer: int = 0) -> RawClient:
-        """A new connection."""
-        return RawClient(self.address, receive_buffer=receive_buffer)
+    def connect(self, *, small_buffers: bool = False) -> RawClient:
+        """A new connection; closed at the end at the latest. With small buffers the system holds little of it."""
+        client = RawClient(self.address, receive_buffer=SMALL_BUFFER_BYTES if small_buffers else 0)
+        self._clients.append(client)
+        if small_buffers:
+            connection = self.connection_of(client)
+            accepted = connection._transport.get_extra_info("socket")
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SMALL_BUFFER_BYTES)
+        return client
+
+    def connection_of(self, client: RawClient) -> HttpConnection:
+        """The other end of a client's connection."""
+        name = client.socket.getsockname()
+
+        def find() -> HttpConnection | None:
+            connections = tuple(self.app.connections)
+            return next((item for item in connections if item._transport.get_extra_info("peername") == name), None)
+
+        connection = wait_for(lambda: self.call(find), what="accepted")
+        assert connection is not None
+        return connection
 
     def start_router(self) -> StubRouter:
         """A (new) router, which the API process follows at once."""
@@ -192,12 +217,12 @@ class ApiServer:
         message = Publish(path, status, "application/json", max_age_s, frames=(body,))
         self.call(lambda: self.pages.publish(message, time.monotonic()))
 
-    def sweep(self, later_s: float) -> None:
-        """What the timer would do after so many seconds in which nothing else happens."""
+    def sweep(self, at_s: float) -> None:
+        """What the timer would do so many seconds after the start; times should grow from call to call."""
 
         def sweep() -> None:
             for connection in tuple(self.app.connections):
-                connection.sweep(self._loop.time() + later_s)
+                connection.sweep(self._start_s + at_s)
 
         self.call(sweep)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 
 import pytest
@@ -302,4 +301,3 @@ def test_refusals_hold_no_memory() -> None:
     for _ in range(100):
         refusal(b"\x00")
     assert BAD_HTTP.__traceback__ is None
-    assert sys.getrefcount(BAD_HTTP) < 50

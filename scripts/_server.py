@@ -32,6 +32,9 @@ def running_server(*arguments: str) -> Iterator[str]:
         with _sigterm_unwinds():
             try:
                 yield _wait_until_ready(launcher, log.fileno())
+            except Exception:
+                print(_read(log.fileno())[-5000:].decode(errors="replace"), file=sys.stderr)
+                raise
             finally:
                 launcher.terminate()
                 try:

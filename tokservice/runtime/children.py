@@ -55,6 +55,7 @@ class Child:
     draining: bool = False
     topology_version: int = 0
     start_at_s: float = 0.0  # when there is no process
+    last_end: str = ""  # how the last one ended
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
 
     @property

@@ -215,8 +215,9 @@ class Supervisor:
             pause_s = child.restarts.pause_after_death_s(did_work=child.hello is not None and child.progress > 0)
             child.start_at_s = now_s + pause_s
             self._metrics.add("process_restarts_total", role=child.role.label)
+            child.last_end = self._reason(child)
             log.warning(
-                "process ended identity=%s reason=%r restart_in_s=%.1f", child.identity, self._reason(child), pause_s
+                "process ended identity=%s reason=%r restart_in_s=%.1f", child.identity, child.last_end, pause_s
             )
         child.process = None
 
@@ -296,10 +297,11 @@ class Supervisor:
             return self._phase
         runtime = self._config.runtime
         for child in self.children:
-            if child.restarts.is_crash_loop:
-                return f"{child.role.label} {child.slot} keeps ending: {self._reason(child)}"
             if child.hello is None:
-                return f"{child.role.label} {child.slot} is starting"
+                looping = child.restarts.is_crash_loop
+                return f"{child.role.label} {child.slot} " + (
+                    f"keeps ending: {child.last_end}" if looping else "is starting"
+                )
             if child.topology_version < self._topology_version:
                 return f"{child.role.label} {child.slot} is getting to know the others"
             long_work = child.role in (Role.ENGINE, Role.TOKENIZER)

@@ -39,7 +39,7 @@ REQUEST_TIMEOUT_S = 120.0
 SETTLE_TIMEOUT_S = 60.0
 SIMULATED = ("detokenizer.workers=2", "engine.processes=2", "simulated.step_ms=10")
 TORCH = ("detokenizer.workers=2", "engine.deterministic=true", "engine.max_num_seqs=8")
-WORDS = "time year people way day man thing woman life child world school state family student group country".split()
+WORDS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group", "country"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,9 @@ def content(question: Question, answer: Answer) -> Any:
     parts: dict[int, list[str]] = {}
     reasons: dict[int, str] = {}
     usage: dict[str, Any] = {}
-    events = [bytes(answer.body)]
+    events: list[bytes] = [bytes(answer.body)]
     if question.streamed:
-        lines = [line.removeprefix(b"data: ") for line in answer.body.split(b"\n\n") if line]
+        lines = [line.removeprefix(b"data: ") for line in bytes(answer.body).split(b"\n\n") if line]
         if lines.count(b"[DONE]") != 1 or lines.pop() != b"[DONE]":
             return "not exactly one [DONE] at the end"
         events = lines

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from engine.core import ChoiceOutput, EngineCore, EngineRequest, RequestRefused
+from engine.core import ChoiceOutput, EngineCore, EngineRequest, Logprobs, RequestRefused
 from engine.load import build_core
 from tokservice.runtime.config import EngineConfig
 from tokservice.runtime.links import PeerLinks, RouterLink
@@ -35,6 +35,7 @@ from tokservice.wire.messages import (
     FinishReason,
     Generate,
     Message,
+    PromptLogprobs,
     Role,
     SamplingParams,
     Topology,
@@ -152,6 +153,7 @@ class Engine:
             engine=self.hello.identity,
             num_delivered=message.num_delivered,
             finished=message.finished,
+            has_notes=message.has_notes,
             frames=(context, *message.frames[2 + message.num_prompts :]),
         )
         if not self._send(running.detokenizer, begin, [(message.request_id, message.attempt)]):
@@ -195,6 +197,8 @@ class Engine:
             running = self._running.get(output.request_id)
             if running is None or running.attempt != output.attempt:
                 continue
+            if output.prompt_logprobs is not None:  # the row that follows tells if this cannot be delivered
+                self._send(running.detokenizer, _prompt_message(output, output.prompt_logprobs), [])
             rows[running.detokenizer].outputs.append(output)
             if output.finish_reason != FinishReason.RUNNING:
                 running.unfinished.discard(output.choice)
@@ -226,7 +230,8 @@ class Engine:
 def _read(message: Generate) -> tuple[EngineRequest, Buffer]:
     """The core's request in a message, and the context for the detokenizer. Raises WireError."""
     first_prompt, first_output = 2, 2 + message.num_prompts
-    ids = [np.frombuffer(frame, TOKEN_IDS) for frame in message.frames[first_prompt:]]
+    first_note = first_output + len(message.num_delivered)
+    ids = [np.frombuffer(frame, TOKEN_IDS) for frame in message.frames[first_prompt:first_note]]
     if any(reason not in FinishReason.__members__.values() for reason in message.finished):
         raise WireError("unknown finish reason")
     request = EngineRequest(
@@ -238,8 +243,18 @@ def _read(message: Generate) -> tuple[EngineRequest, Buffer]:
         finished=tuple(FinishReason(reason) for reason in message.finished),
     )
     if request.finished and len(request.finished) != request.num_choices:
-        raise WireError(f"{len(message.frames) - first_output} outputs for {request.num_choices} choices")
+        raise WireError(f"{first_note - first_output} outputs for {request.num_choices} choices")
     return request, message.frames[1]
+
+
+def _prompt_message(output: ChoiceOutput, rows: Logprobs) -> PromptLogprobs:
+    return PromptLogprobs(
+        request_id=output.request_id,
+        attempt=output.attempt,
+        choice=output.choice,
+        num_top=rows.token_ids.shape[1] - 1,
+        frames=(rows.token_ids.astype(TOKEN_IDS).tobytes(), rows.logprobs.astype("<f4").tobytes()),
+    )
 
 
 def _has_gpu(settings: EngineConfig) -> bool:

@@ -166,7 +166,7 @@ class Bench:
             (status,),
             (flags,),
             (len(data),),
-            (ids(*token_ids), data),
+            frames=(ids(*token_ids), data),
         )
         self.core.progress(codec.decode(codec.encode(message)), self.now)  # type: ignore[arg-type]
         self._take()

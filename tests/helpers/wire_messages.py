@@ -28,6 +28,7 @@ from tokservice.wire.messages import (
     Message,
     Prepare,
     Progress,
+    PromptLogprobs,
     Publish,
     ReadyBytes,
     Rejected,
@@ -118,10 +119,13 @@ def _one(draw: st.DrawFn, _: Rejected | Answered | Publish) -> dict[str, Any]:
 
 def _outputs(draw: st.DrawFn) -> dict[str, Any]:
     outputs = [_few_ids(draw) for _ in range(draw(st.integers(0, 3)))]
+    has_notes = draw(st.booleans())
+    notes = [draw(PAYLOAD) for _ in outputs] if has_notes else []
     return {
         "num_delivered": tuple(draw(st.integers(0, len(ids) // 4)) for ids in outputs),
         "finished": tuple(draw(REASONS) for _ in outputs),
-        "frames": tuple(outputs),
+        "has_notes": has_notes,
+        "frames": (*outputs, *notes),
     }
 
 
@@ -164,6 +168,12 @@ def _engine_outputs(draw: st.DrawFn, _: EngineOutputs) -> dict[str, Any]:
     return {**fit, "frames": tuple(frames)}
 
 
+def _prompt_logprobs(draw: st.DrawFn, _: PromptLogprobs) -> dict[str, Any]:
+    num_top, num_tokens = draw(st.integers(0, 3)), draw(st.integers(0, 4))
+    frame = _ids(draw, num_tokens * (1 + num_top))
+    return {"choice": draw(CHOICES), "num_top": num_top, "frames": (frame, frame)}
+
+
 def _progress(draw: st.DrawFn, _: Progress) -> dict[str, Any]:
     fit = _columns(
         draw,
@@ -176,9 +186,13 @@ def _progress(draw: st.DrawFn, _: Progress) -> dict[str, Any]:
         statuses=INTS,
         flags=INTS,
         num_bytes=st.integers(0, 16),
+        num_note_bytes=st.integers(0, 16),
     )
-    num_bytes = sum(fit["num_bytes"])
-    return {**fit, "frames": (_ids(draw, sum(fit["num_tokens"])), b"x" * num_bytes)}
+    fit["num_note_bytes"] = draw(st.sampled_from([(), fit["num_note_bytes"]]))
+    frames = [_ids(draw, sum(fit["num_tokens"])), b"x" * sum(fit["num_bytes"])]
+    if fit["num_note_bytes"]:
+        frames.append(b"n" * sum(fit["num_note_bytes"]))
+    return {**fit, "frames": tuple(frames)}
 
 
 def _ready_bytes(draw: st.DrawFn, _: ReadyBytes) -> dict[str, Any]:
@@ -213,6 +227,7 @@ _FITS: dict[type, Any] = {
     Undelivered: _undelivered,
     Begin: _begin,
     EngineOutputs: _engine_outputs,
+    PromptLogprobs: _prompt_logprobs,
     Progress: _progress,
     ReadyBytes: _ready_bytes,
     Hello: _hello,

@@ -9,27 +9,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 
+from tokservice.detokenizer.logprob_rows import LogprobRows
 from tokservice.detokenizer.stop import StopMatcher, StopStrings
 from tokservice.detokenizer.text_stream import TextStream
+from tokservice.detokenizer.token_log import TokenLog
 from tokservice.wire.messages import FinishReason
 
 
 class ChoiceText:
     """The text of one choice, and how it ended."""
 
-    __slots__ = ("_include_stop", "_matcher", "_min_tokens", "_stream", "finish_reason", "num_tokens")
+    __slots__ = ("_include_stop", "_log", "_matcher", "_min_tokens", "_stream", "finish_reason", "is_cut", "num_tokens")
 
-    def __init__(self, stream: TextStream, stops: StopStrings | None, *, include_stop: bool, min_tokens: int) -> None:
+    def __init__(
+        self,
+        stream: TextStream,
+        stops: StopStrings | None,
+        *,
+        include_stop: bool,
+        min_tokens: int,
+        log: TokenLog | None = None,
+    ) -> None:
         self._stream = stream
         self._matcher = StopMatcher(stops) if stops is not None else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens  # stop strings are not looked for in the text of so many tokens
+        self._log = log
         self.num_tokens = 0  # consumed
+        self.is_cut = False  # a stop string ended it
         self.finish_reason = FinishReason.RUNNING
 
-    def push(self, token_ids: Sequence[int], finish_reason: FinishReason) -> str:
+    def push(self, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None = None) -> str:
         """Consume tokens, up to a stop string where one ends among them, and return the text to show.
 
+        ``rows``: their logprobs, where the log takes any.
         The last token of a STOP is an eos or stop token: its text is shown only with ``include_stop``. But if
         it completes a stop string, that one ends the text, as it would anywhere else. ABORT and ERROR end the
         choice without a word.
@@ -37,6 +50,8 @@ class ChoiceText:
         if finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
             self.finish_reason = finish_reason
             return ""
+        if self._log is not None:
+            self._log.begin(rows)
         hidden: Sequence[int] = ()
         if finish_reason == FinishReason.STOP and not self._include_stop:
             token_ids, hidden = token_ids[:-1], token_ids[-1:]
@@ -49,36 +64,50 @@ class ChoiceText:
         return text
 
     def _push(self, token_ids: Sequence[int]) -> str:
-        if self._matcher is None:
+        if self._matcher is None and self._log is None:
             self.num_tokens += len(token_ids)
             return self._stream.push(token_ids)
         shown = []
         for token_id in token_ids:  # one by one: the tokens after a stop string are not consumed
+            if self._log is not None:
+                self._log.add(token_id, self._stream.data(token_id))
             self.num_tokens += 1
             text = self._stream.push((token_id,))
-            shown.append(self._match(self._matcher, text) if self.num_tokens > self._min_tokens else text)
+            shown.append(self._match(text) if self.num_tokens > self._min_tokens else self._count(text, text))
             if self.finish_reason:
                 break
         return "".join(shown)
 
     def _push_hidden(self, token_ids: Sequence[int]) -> str:
         before = copy(self._stream), copy(self._matcher)
+        log = self._log
+        counts = (log.num_decoded, log.num_shown) if log is not None else (0, 0)
         text = self._push(token_ids)
         if self.finish_reason:
             return text
         self._stream, self._matcher = before
+        if log is not None:
+            log.num_decoded, log.num_shown = counts
+            log.hide_last()
         return ""
 
-    def _match(self, matcher: StopMatcher, text: str) -> str:
-        shown, stopped = matcher.push(text, include_stop=self._include_stop)
-        if stopped:
+    def _match(self, text: str) -> str:
+        if self._matcher is None:
+            return self._count(text, text)
+        shown, self.is_cut = self._matcher.push(text, include_stop=self._include_stop)
+        if self.is_cut:
             self.finish_reason = FinishReason.STOP
+        return self._count(text, shown)
+
+    def _count(self, decoded: str, shown: str) -> str:
+        if self._log is not None:
+            self._log.num_decoded += len(decoded)
+            self._log.num_shown += len(shown)
         return shown
 
     def _flush(self) -> str:
         """What was held back: an unfinished character, the beginning of a stop string."""
-        text = self._stream.flush()
-        if self._matcher is None:
+        text = self._match(self._stream.flush())
+        if self.finish_reason or self._matcher is None:
             return text
-        text = self._match(self._matcher, text)
-        return text if self.finish_reason else text + self._matcher.flush()
+        return text + self._count("", self._matcher.flush())

@@ -6,16 +6,19 @@ import logging
 import sys
 from array import array
 from collections import OrderedDict, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tokservice.detokenizer.logprob_rows import LogprobRows
+from tokservice.detokenizer.logprob_rows import view as rows_of
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.detokenizer.vocabulary import load
 from tokservice.runtime.links import RouterLink
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
 from tokservice.wire.channels import listen_pull
+from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import (
     Begin,
@@ -23,6 +26,7 @@ from tokservice.wire.messages import (
     FinishReason,
     Message,
     Progress,
+    PromptLogprobs,
     ReadyFlags,
     Role,
     Topology,
@@ -56,6 +60,7 @@ class _Rows:
     flags: list[int] = field(default_factory=list)
     ids: array[int] = field(default_factory=lambda: array("I"))
     data: list[bytes] = field(default_factory=list)
+    notes: list[bytes] = field(default_factory=list)
 
     def add(self, request_id: str, attempt: int, fed: Fed, flags: int, ids: Sequence[int]) -> None:
         self.request_ids.append(request_id)
@@ -67,8 +72,10 @@ class _Rows:
         self.flags.append(flags)
         self.ids.extend(ids)
         self.data.append(fed.data)
+        self.notes.append(fed.note)
 
     def message(self) -> Progress:
+        notes = b"".join(self.notes)
         return Progress(
             request_ids=tuple(self.request_ids),
             attempts=tuple(self.attempts),
@@ -78,7 +85,8 @@ class _Rows:
             statuses=tuple(self.statuses),
             flags=tuple(self.flags),
             num_bytes=tuple(map(len, self.data)),
-            frames=(self.ids.tobytes(), b"".join(self.data)),
+            num_note_bytes=tuple(map(len, self.notes)) if notes else (),
+            frames=(self.ids.tobytes(), b"".join(self.data), *((notes,) if notes else ())),
         )
 
 
@@ -119,15 +127,18 @@ class Detokenizer:
                 self._outputs(message)
             case Begin():
                 self._begin(message)
+            case PromptLogprobs():
+                self._prompt_logprobs(message)
 
     def _begin(self, message: Begin) -> None:
         known = self._open.get(message.request_id)
         if known is not None and known.attempt >= message.attempt:
             return
         context, *outputs = message.frames
+        outputs, notes = outputs[: len(message.num_delivered)], outputs[len(message.num_delivered) :]
         try:
             output_ids = [memoryview(ids).cast("B").cast("I") for ids in outputs]
-            responder = Responder(self._vocabulary, context, message.num_delivered, message.finished, output_ids)
+            responder = Responder(self._vocabulary, context, message.num_delivered, message.finished, output_ids, notes)
         except WireError as error:
             log.error("malformed request request_id=%s error=%s", message.request_id, error)
             self._router.send(Undelivered((message.request_id,), (message.attempt,)))
@@ -141,11 +152,18 @@ class Detokenizer:
         if rows.request_ids:
             self._router.send(rows.message())
 
+    def _prompt_logprobs(self, message: PromptLogprobs) -> None:
+        request = self._open.get(message.request_id)
+        if request is not None and request.attempt == message.attempt:
+            rows = rows_of(1 + message.num_top, *message.frames)
+            request.responder.score_prompt(message.choice, rows)
+
     def _outputs(self, message: EngineOutputs) -> None:
         ids = memoryview(message.frames[0]).cast("B").cast("I")
         by_api: defaultdict[str, _Rows] = defaultdict(_Rows)
         unknown: dict[str, int] = {}
         cached = message.num_cached_tokens or (0,) * len(message.request_ids)
+        all_rows = _logprob_rows(message)
         start = 0
         columns = zip(
             message.request_ids,
@@ -158,10 +176,11 @@ class Detokenizer:
         )
         for request_id, attempt, choice, num_tokens, finish_reason, num_cached in columns:
             end = start + num_tokens
+            logprobs = next(all_rows, None)
             request = self._open.get(request_id)
             if request is not None and request.attempt == attempt:
                 reason = FinishReason(finish_reason)
-                fed = request.responder.feed(choice, ids[start:end], reason, num_cached)
+                fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
                 new_ids = ids[start : start + fed.num_consumed]
                 self._add(by_api[request_id.rpartition(":")[0]], request_id, request, fed, new_ids, reason)
             elif attempt > self._ended.get(request_id, 0) and (request is None or attempt > request.attempt):
@@ -186,6 +205,19 @@ class Detokenizer:
                 self._ended.popitem(last=False)
         if fed.num_consumed or fed.data or fed.finish_reason or fed.last:
             rows.add(request_id, request.attempt, fed, flags, ids)
+
+
+def _logprob_rows(message: EngineOutputs) -> Iterator[LogprobRows | None]:
+    """The logprobs of each row's tokens, where any row has them."""
+    start = 0
+    for num_tokens, num_top in zip(message.num_tokens, message.num_top, strict=False):
+        if num_top < 0:
+            yield None
+            continue
+        end = start + num_tokens * (1 + num_top) * TOKEN_BYTES
+        ids, values = [memoryview(frame).cast("B")[start:end] for frame in message.frames[1:3]]
+        yield rows_of(1 + num_top, ids, values)
+        start = end
 
 
 def main(argv: Sequence[str] | None = None) -> int:

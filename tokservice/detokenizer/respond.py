@@ -11,13 +11,18 @@ from typing import NamedTuple
 
 from tokservice.detokenizer import stop
 from tokservice.detokenizer.choice import ChoiceText
+from tokservice.detokenizer.detail import Detail, detail, needs_detail, needs_log
+from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.text_stream import TextStream
+from tokservice.detokenizer.token_log import TokenLog
+from tokservice.detokenizer.token_names import TokenNames
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.protocol.responses import ResponseFormat, usage_json
-from tokservice.wire.errors import ENGINE_FAILED, SSE_DONE, WireError, sse_error
-from tokservice.wire.messages import FinishReason
+from tokservice.protocol.parts import Kind, Part, Piece, merged
+from tokservice.protocol.responses import response_format, usage_json
+from tokservice.wire.errors import ENGINE_FAILED, WireError, sse_error
+from tokservice.wire.messages import FinishReason, Route
 
 OK = 200
 
@@ -31,6 +36,7 @@ class Fed(NamedTuple):
     finish_reason: FinishReason = FinishReason.RUNNING  # not RUNNING: the choice ended with these tokens
     status: int = 0  # not 0: ``data`` is a whole plain response with this HTTP status
     last: bool = False  # the response is complete
+    note: bytes = b""  # for the journal, beside the tokens consumed: their logprobs
 
 
 class Responder:
@@ -43,25 +49,31 @@ class Responder:
         num_delivered: Sequence[int] = (),
         finished: Sequence[int] = (),
         output_ids: Sequence[Sequence[int]] = (),
+        notes: Sequence[bytes | memoryview] = (),
     ) -> None:
-        """Begin a request, or take it over: then the last three hold, for each choice, how many of its output
-        tokens the client has already seen, the FinishReason it reached, and all of its output tokens so far.
+        """Begin a request, or take it over: then the others hold, for each choice, how many of its output tokens the
+        client has already seen, the FinishReason it reached, all of its output tokens so far, and its notes (``()``:
+        none).
 
-        Raises WireError for a malformed context, and where the last three do not fit it.
+        Raises WireError for a malformed context, and where the others do not fit it.
         """
         self._context = contexts.decode(context)
-        self._format = ResponseFormat(self._context)
-        self._choices = _choices(vocabulary, self._context)
+        self._format = response_format(self._context)
+        self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
-        self._texts: list[list[str]] = [[] for _ in self._choices]  # of a plain response
+        self._pieces: list[list[Piece]] = [[] for _ in self._choices]  # of a plain response
+        self._is_bare = self._context.stream and not self._details and not self._context.continuous_usage
         self._cached = [0] * len(self._context.num_prompt_tokens)  # prompt tokens found in the prefix cache
         self._num_running = len(self._choices)
         self._over = False
         self._owed: list[Fed] = []
-        if not len(num_delivered) == len(finished) == len(output_ids) <= len(self._choices):
+        notes = notes or (b"",) * len(output_ids)
+        if not len(num_delivered) == len(finished) == len(output_ids) == len(notes) <= len(self._choices):
             raise WireError("a request was taken over with an uneven journal")
         for choice, token_ids in enumerate(output_ids):
-            self._replay(choice, token_ids, num_delivered[choice], FinishReason(finished[choice]))
+            if token_ids or finished[choice]:
+                rows = self._read_note(choice, notes[choice], len(token_ids))
+                self._replay(choice, token_ids, rows, num_delivered[choice], FinishReason(finished[choice]))
 
     @property
     def stream(self) -> bool:
@@ -75,8 +87,18 @@ class Responder:
             owed.append(self._close(Fed(0)))
         return owed
 
+    def score_prompt(self, choice: int, rows: LogprobRows) -> None:
+        """The logprobs of the prompt, before the first output of a choice; once known they stay."""
+        if self._details and self._details[choice].prompt_rows is None:
+            self._details[choice].prompt_rows = rows
+
     def feed(
-        self, choice: int, token_ids: Sequence[int], finish_reason: FinishReason, num_cached_tokens: int = 0
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+        num_cached_tokens: int = 0,
+        rows: LogprobRows | None = None,
     ) -> Fed:
         """Consume the tokens of one engine step. A choice that has ended consumes nothing more."""
         text = self._choices[choice]
@@ -86,8 +108,11 @@ class Responder:
             prompt = choice // self._context.n
             self._cached[prompt] = min(num_cached_tokens, self._context.num_prompt_tokens[prompt])
         before = text.num_tokens
-        data = self._show(choice, text.push(token_ids, finish_reason))
+        is_first = not before
+        data = self._show(choice, text.push(token_ids, finish_reason, rows))
         fed = Fed(choice, data, text.num_tokens - before, text.finish_reason)
+        if self._details:
+            fed = fed._replace(note=self._note(choice, rows, fed.num_consumed, is_first=is_first))
         if not text.finish_reason:
             return fed
         self._num_running -= 1
@@ -95,34 +120,74 @@ class Responder:
             return self._fail(fed)
         return self._close(fed) if self._num_running == 0 else fed
 
-    def _replay(self, choice: int, token_ids: Sequence[int], num_delivered: int, finished: FinishReason) -> None:
+    # --- the journal
+
+    def _note(self, choice: int, rows: LogprobRows | None, num_consumed: int, *, is_first: bool) -> bytes:
+        """What a successor could not have from the token ids."""
+        prompt_rows = self._details[choice].prompt_rows if is_first else None
+        note = write_note(About.PROMPT, prompt_rows) if prompt_rows is not None else b""
+        if rows is not None and num_consumed:
+            note += write_note(About.OUTPUT, rows.part(0, num_consumed))
+        return note
+
+    def _read_note(self, choice: int, note: bytes | memoryview, num_tokens: int) -> LogprobRows | None:
+        """The rows of the output so far; those of the prompt are put in place."""
+        if not self._details or not len(note):
+            return None
+        found = read_note(note)
+        rows = found.get(About.OUTPUT)
+        if rows is not None and len(rows) != num_tokens:
+            raise WireError("a request was taken over with uneven notes")
+        self._details[choice].prompt_rows = found.get(About.PROMPT)
+        return rows
+
+    def _replay(
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        rows: LogprobRows | None,
+        num_delivered: int,
+        finished: FinishReason,
+    ) -> None:
         """Consume the output of earlier attempts; only what the client has not seen makes events."""
         text = self._choices[choice]
-        unseen = token_ids
-        if self._context.stream:
+        unseen, unseen_rows = token_ids, rows
+        if self._context.stream and (num_delivered or not token_ids):
             silent, unseen = token_ids[:num_delivered], token_ids[num_delivered:]
-            self._shown[choice] = bool(text.push(silent, FinishReason.RUNNING if unseen else finished))
+            silent_rows = rows and rows.part(0, num_delivered)
+            unseen_rows = rows and rows.part(num_delivered, len(token_ids))
+            self._show(choice, text.push(silent, FinishReason.RUNNING if unseen else finished, silent_rows))
         if not text.finish_reason:
-            data = self._show(choice, text.push(unseen, finished))
+            data = self._show(choice, text.push(unseen, finished, unseen_rows))
             if data or text.finish_reason != finished:
                 self._owed.append(Fed(choice, data, 0, text.finish_reason))
         if text.finish_reason:
             self._num_running -= 1
 
+    # --- bytes
+
     def _show(self, choice: int, shown: str) -> bytes:
-        """The event for some text of a choice; of a plain response the text is kept."""
+        """The event for some text of a choice; of a plain response its piece is kept."""
         text = self._choices[choice]
-        if not self._context.stream:
-            self._texts[choice].append(shown)
-            return b""
         finish = text.finish_reason
-        if finish in (FinishReason.ABORT, FinishReason.ERROR) or not (shown or finish):
-            return b""
-        if self._shown[choice] and not finish and not self._context.continuous_usage:
+        if self._is_bare and shown and not finish and self._shown[choice]:  # most tokens
             return self._format.delta(choice, shown)
+        if finish in (FinishReason.ABORT, FinishReason.ERROR):
+            return b""
+        if self._details:
+            piece = self._details[choice].piece(text, shown)
+            if not (piece.parts or piece.tokens or piece.prompt or finish):
+                return b""
+        elif not (shown or finish):
+            return b""
+        else:
+            piece = Piece([Part(Kind.CONTENT, shown)] if shown else [], finish=finish)
+        if not self._context.stream:
+            self._pieces[choice].append(piece)
+            return b""
         first, self._shown[choice] = not self._shown[choice], True
         usage = self._choice_usage(choice) if self._context.continuous_usage else b""
-        return self._format.event(choice, shown, finish, first=first, usage=usage)
+        return self._format.event(choice, piece, first=first, usage=usage)
 
     def _close(self, fed: Fed) -> Fed:
         """The end of the response, once every choice has ended."""
@@ -130,11 +195,10 @@ class Responder:
         if any(text.finish_reason == FinishReason.ABORT for text in self._choices):
             return fed._replace(last=True)
         if self._context.stream:
-            usage = self._format.usage_event(self._usage()) if self._context.include_usage else b""
-            return fed._replace(data=fed.data + usage + SSE_DONE, last=True)
-        texts = ["".join(parts) for parts in self._texts]
-        finishes = [text.finish_reason for text in self._choices]
-        return fed._replace(data=self._format.body(texts, finishes, self._usage()), status=OK, last=True)
+            usage = self._usage() if self._context.include_usage else b""
+            return fed._replace(data=fed.data + self._format.closing(usage), last=True)
+        pieces = [merged(parts) for parts in self._pieces]
+        return fed._replace(data=self._format.body(pieces, self._usage()), status=OK, last=True)
 
     def _fail(self, fed: Fed) -> Fed:
         """The engine gave up on one choice: the whole response ends."""
@@ -153,17 +217,22 @@ class Responder:
         return usage_json(self._context.num_prompt_tokens[prompt], num_output_tokens, self._cached[prompt])
 
 
-def _choices(vocabulary: Vocabulary, context: Context) -> list[ChoiceText]:
-    table = vocabulary.visible_bytes if context.skip_special_tokens else vocabulary.all_bytes
+def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:
+    """The choices, and their details where there are any."""
+    table = vocabulary.table(skip_special=context.skip_special_tokens)
     stops = stop.compiled(context.stop) if context.stop else None
     bare = set(context.bare_prompts) if vocabulary.strips_leading_space else ()
-    return [
-        ChoiceText(
-            TextStream(table, strip_leading_space=prompt in bare),
-            stops,
-            include_stop=context.include_stop,
-            min_tokens=context.min_tokens,
-        )
-        for prompt in range(len(context.num_prompt_tokens))
-        for _ in range(context.n)
-    ]
+    names = TokenNames(vocabulary, table, as_ids=context.tokens_as_ids)
+    choices, details = [], []
+    for prompt in range(len(context.num_prompt_tokens)):
+        for _ in range(context.n):
+            log = None
+            if needs_log(context):
+                log = TokenLog(names, num_logprobs=context.num_logprobs, at_once=context.route == Route.GENERATE)
+            stream = TextStream(table, strip_leading_space=prompt in bare)
+            choices.append(
+                ChoiceText(stream, stops, include_stop=context.include_stop, min_tokens=context.min_tokens, log=log)
+            )
+            if needs_detail(context):
+                details.append(detail(vocabulary, context, prompt, log))
+    return choices, details

@@ -37,6 +37,11 @@ class TextStream:
         self._pending = data[num_used:]
         return text
 
+    def data(self, token_id: int) -> bytes:
+        """The bytes that a token would add now."""
+        data = self._table[token_id] if token_id < len(self._table) else b""
+        return data.removeprefix(b" ") if self._at_start else data
+
     def flush(self) -> str:
         """The end of the text: an unfinished character becomes U+FFFD."""
         text, _ = utf_8_decode(self._pending, "replace", True)

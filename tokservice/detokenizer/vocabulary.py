@@ -32,6 +32,10 @@ class Vocabulary:
     visible_bytes: Sequence[bytes]  # the same, but special tokens are empty
     strips_leading_space: bool  # the decoder drops one blank that the tokenizer put before the whole text
 
+    def table(self, *, skip_special: bool) -> Sequence[bytes]:
+        """Id -> bytes, with the special tokens or without."""
+        return self.visible_bytes if skip_special else self.all_bytes
+
 
 def load(model_dir: Path) -> Vocabulary:
     """Read ``tokenizer.json`` of a model's folder. Raises StartupError."""

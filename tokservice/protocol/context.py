@@ -27,6 +27,17 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     skip_special_tokens: bool
     min_tokens: int  # stop strings do not count before
     bare_prompts: tuple[int, ...]  # prompts without any text (BOS alone): their output begins a text
+    num_logprobs: int = -1  # of output tokens: -1 none, 0 the token's own, N of the N most likely too
+    num_prompt_logprobs: int = -1  # the same of prompt tokens, to be shown apart from the output
+    echo: bool = False  # the prompt comes first in the text
+    prompt_texts: tuple[str | None, ...] = ()  # to echo, as the client wrote them; None: the text of the ids
+    prompt_ids: tuple[bytes, ...] = ()  # little-endian uint32; () where nothing is said about the prompt
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False  # tokens in logprobs are written as "token_id:5"
+    tool_format: str = ""  # how the model writes tool calls: one of detokenizer.tool_parsers; "" is text alone
+    tool_names: tuple[str, ...] = ()
+    parallel_tool_calls: bool = True
+    reasoning: str = ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it
 
 
 _encoder = msgspec.msgpack.Encoder()

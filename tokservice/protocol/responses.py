@@ -1,16 +1,23 @@
-"""The finished bytes that clients read: SSE events and JSON bodies of completions and chat completions.
+"""The finished bytes that clients read: SSE events and JSON bodies, in the form of each route.
 
 Used by the detokenizer workers. Imports no tokenizer and no socket. Everything of an event but its text is
 built once for each request, so that an event costs one JSON string and two concatenations.
+
+A new route is a class with the methods of ``ResponseFormat`` and a line in ``response_format``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
 
-import orjson
-
+from tokservice.protocol.chat_message import message_delta, whole_message
 from tokservice.protocol.context import Context
+from tokservice.protocol.json_text import json_text, json_value
+from tokservice.protocol.logprobs import chat_logprobs, completion_logprobs, generate_logprobs, prompt_logprobs
+from tokservice.protocol.parts import Piece, PromptReport
+from tokservice.wire.errors import SSE_DONE
 from tokservice.wire.messages import FinishReason, Route
 
 _FINISH = {
@@ -18,19 +25,7 @@ _FINISH = {
     FinishReason.STOP: b'"stop"',
     FinishReason.LENGTH: b'"length"',
 }
-
-
-def json_text(text: str) -> bytes:
-    """A JSON string that no line reader splits.
-
-    Control characters are escaped by JSON itself; the line ends that JSON allows and that some clients honour
-    (U+0085, U+2028, U+2029) are escaped too.
-    """
-    data = orjson.dumps(text)
-    if not text.isascii():
-        data = data.replace(b"\xc2\x85", b"\\u0085")
-        data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
-    return data
+TOOL_CALLS = b'"tool_calls"'
 
 
 def usage_json(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> bytes:
@@ -40,53 +35,160 @@ def usage_json(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens
     ) % (num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, num_cached_tokens)
 
 
-class ResponseFormat:
-    """Writes the response of one request."""
+class ResponseFormat(Protocol):
+    """Writes the response of one request. What it writes depends on the pieces alone, never on their grouping."""
+
+    def delta(self, choice: int, text: str) -> bytes:
+        """The event of a choice that goes on with some content, not its first one: the fast way of most tokens."""
+
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: bytes = b"") -> bytes:
+        """Any event of a choice."""
+
+    def closing(self, usage: bytes) -> bytes:
+        """What follows the last choice's end; ``usage`` is empty where it was not asked for."""
+
+    def body(self, pieces: Sequence[Piece], usage: bytes) -> bytes:
+        """The whole JSON body of a plain response; a piece for each choice."""
+
+
+def response_format(context: Context) -> ResponseFormat:
+    """The format of a request."""
+    match context.route:
+        case Route.CHAT_COMPLETIONS:
+            return ChatFormat(context)
+        case Route.GENERATE:
+            return GenerateFormat(context)
+    return CompletionFormat(context)
+
+
+class CompletionFormat:
+    """``/v1/completions``; the other formats of this file differ in the methods with an underscore."""
+
+    object = chunk_object = b"text_completion"
+    open_delta, close_delta = b'"text":', b""
 
     def __init__(self, context: Context) -> None:
-        self._chat = context.route == Route.CHAT_COMPLETIONS
-        kind = ("chat.completion.chunk" if context.stream else "chat.completion") if self._chat else "text_completion"
+        self._context = context
         self._head = b'{"id":%b,"object":"%b","created":%d,"model":%b,' % (
             json_text(context.response_id),
-            kind.encode(),
+            self.chunk_object if context.stream else self.object,
             context.created,
             json_text(context.model),
         )
         self._usage_null = b',"usage":null' if context.include_usage else b""
-        field = b'"delta":{"content":' if self._chat else b'"text":'
         num_choices = len(context.num_prompt_tokens) * context.n
         self._choice = [b'data: %b"choices":[{"index":%d,' % (self._head, index) for index in range(num_choices)]
-        self._open = [choice + field for choice in self._choice]
-        brace = b"}" if self._chat else b""
-        self._close = {
-            finish: b'%b,"logprobs":null,"finish_reason":%b}]' % (brace, word) for finish, word in _FINISH.items()
-        }
-        self._running = self._close[FinishReason.RUNNING] + self._usage_null + b"}\n\n"
+        self._open = [choice + self.open_delta for choice in self._choice]
+        self._running = b'%b,"logprobs":null,"finish_reason":null}]%b}\n\n' % (self.close_delta, self._usage_null)
 
     def delta(self, choice: int, text: str) -> bytes:
-        """The event of a choice that goes on, not its first one."""
+        """See ResponseFormat."""
         return self._open[choice] + json_text(text) + self._running
 
-    def event(self, choice: int, text: str, finish: FinishReason, *, first: bool, usage: bytes = b"") -> bytes:
-        """Any event of a choice: its first one, its last one, one with usage."""
-        if not self._chat:
-            field = b'"text":' + json_text(text)
-        elif first:
-            field = b'"delta":{"role":"assistant","content":' + json_text(text)
-        else:
-            field = b'"delta":{"content":' + json_text(text) if text else b'"delta":{'
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: bytes = b"") -> bytes:
+        """See ResponseFormat."""
         usage = b',"usage":' + usage if usage else self._usage_null
-        return self._choice[choice] + field + self._close[finish] + usage + b"}\n\n"
+        rest = self._rest(piece) + b"}]" + self._about_request(piece) + usage + b"}\n\n"
+        return self._choice[choice] + self._delta(choice, piece, first=first) + rest
 
-    def usage_event(self, usage: bytes) -> bytes:
-        """The event after the last choice's end, without choices."""
-        return b'data: %b"choices":[],"usage":%b}\n\n' % (self._head, usage)
+    def closing(self, usage: bytes) -> bytes:
+        """See ResponseFormat."""
+        event = b'data: %b"choices":[],"usage":%b}\n\n' % (self._head, usage) if usage else b""
+        return event + SSE_DONE
 
-    def body(self, texts: Sequence[str], finishes: Sequence[FinishReason], usage: bytes) -> bytes:
-        """The whole JSON body of a plain response."""
-        field = b'"message":{"role":"assistant","content":%b}' if self._chat else b'"text":%b'
+    def body(self, pieces: Sequence[Piece], usage: bytes) -> bytes:
+        """See ResponseFormat."""
         choices = [
-            b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (index, field % json_text(text), _FINISH[finish])
-            for index, (text, finish) in enumerate(zip(texts, finishes, strict=True))
+            b'{"index":%d,%b%b}' % (index, self._whole(index, piece), self._rest(piece))
+            for index, piece in enumerate(pieces)
         ]
-        return b'%b"choices":[%b],"usage":%b}' % (self._head, b",".join(choices), usage)
+        return b'%b"choices":[%b]%b,"usage":%b}' % (
+            self._head,
+            b",".join(choices),
+            self._about_request(pieces[0]),
+            usage,
+        )
+
+    # --- what differs between routes
+
+    def _delta(self, choice: int, piece: Piece, *, first: bool) -> bytes:
+        """The fields of a choice that carry its text, in an event."""
+        return self._whole(choice, piece)
+
+    def _whole(self, choice: int, piece: Piece) -> bytes:
+        """The same in a body."""
+        echoed = piece.prompt.text if piece.prompt else ""
+        return b'"text":' + json_text(echoed + piece.text)
+
+    def _logprobs(self, piece: Piece) -> bytes:
+        """The value of ``logprobs`` of a choice."""
+        echoed = piece.prompt.entries if piece.prompt else ()
+        return completion_logprobs([*echoed, *piece.tokens])
+
+    def _about_choice(self, piece: Piece) -> bytes:
+        """Further fields of a choice."""
+        return _about_prompt(piece.prompt)
+
+    def _about_request(self, piece: Piece) -> bytes:
+        """Further fields beside the choices."""
+        return b""
+
+    # --- what does not
+
+    def _rest(self, piece: Piece) -> bytes:
+        """The fields of a choice after its text."""
+        finish = _FINISH[piece.finish]
+        if piece.calls_tools and piece.finish == FinishReason.STOP:
+            finish = TOOL_CALLS
+        logprobs = self._logprobs(piece) if self._context.num_logprobs >= 0 else b"null"
+        rest = b',"logprobs":%b,"finish_reason":%b%b' % (logprobs, finish, self._about_choice(piece))
+        if self._context.return_token_ids:
+            rest += b',"token_ids":' + _ids(piece)
+        return rest
+
+
+class ChatFormat(CompletionFormat):
+    """``/v1/chat/completions``"""
+
+    object, chunk_object = b"chat.completion", b"chat.completion.chunk"
+    open_delta, close_delta = b'"delta":{"content":', b"}"
+
+    def _delta(self, choice: int, piece: Piece, *, first: bool) -> bytes:
+        return b'"delta":' + message_delta(self._context, choice, piece, first=first)
+
+    def _whole(self, choice: int, piece: Piece) -> bytes:
+        return b'"message":' + whole_message(self._context, choice, piece)
+
+    def _logprobs(self, piece: Piece) -> bytes:
+        return chat_logprobs(piece.tokens)
+
+    def _about_choice(self, piece: Piece) -> bytes:
+        return b""
+
+    def _about_request(self, piece: Piece) -> bytes:
+        return _about_prompt(piece.prompt)
+
+
+class GenerateFormat(CompletionFormat):
+    """``/generate``: token ids alone."""
+
+    object, chunk_object = b"generate", b"generate.chunk"
+
+    def _whole(self, choice: int, piece: Piece) -> bytes:
+        return b'"token_ids":' + _ids(piece)
+
+    def _logprobs(self, piece: Piece) -> bytes:
+        return generate_logprobs(piece.tokens)
+
+
+def _ids(piece: Piece) -> bytes:
+    return json_value([entry.token_id for entry in chain(piece.tokens, piece.unscored)])
+
+
+def _about_prompt(prompt: PromptReport | None) -> bytes:
+    fields = b""
+    if prompt is not None and prompt.token_ids is not None:
+        fields += b',"prompt_token_ids":' + json_value(list(prompt.token_ids))
+    if prompt is not None and prompt.scores is not None:
+        fields += b',"prompt_logprobs":' + prompt_logprobs(prompt.scores)
+    return fields

@@ -8,7 +8,7 @@ on, aborts, and begins requests again whose worker died. What is to be sent is a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from tokservice.router.request import Journal, Request, State
 from tokservice.router.tokenizer_pool import TokenizerPool, Waiting
@@ -197,11 +197,13 @@ class RouterCore:
             message.num_bytes,
             strict=True,
         )
+        notes = _notes(message)
         for request_id, attempt, choice, num_tokens, finish_reason, status, flags, num_bytes in columns:
+            note = next(notes, b"")
             id_end, byte_end = id_start + num_tokens * TOKEN_BYTES, byte_start + num_bytes
             request = self._requests.get(request_id)
             if request is not None and request.attempt == attempt:
-                self._record(request, choice, ids[id_start:id_end], finish_reason)
+                self._record(request, choice, ids[id_start:id_end], finish_reason, note)
                 if flags & ReadyFlags.STOPPED:
                     self._send(request.engine, Abort(request_id, attempt, choice))
                 if not request.cancelled and (num_bytes or flags & ReadyFlags.LAST):
@@ -467,7 +469,7 @@ class RouterCore:
     def _take_prepared(self, request: Request, message: Accepted) -> None:
         request.journal.prepared = tuple(message.frames)
         request.journal.grow(message.num_choices)
-        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs))))
+        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs, *request.journal.notes))))
         self._metrics.add("prompt_tokens_total", message.num_prompt_tokens)
         self._metrics.observe("request_prompt_tokens", message.num_prompt_tokens)
         if message.stream and not request.opened:
@@ -477,13 +479,13 @@ class RouterCore:
         self._held_bytes += num_bytes - request.held_bytes
         request.held_bytes = num_bytes
 
-    def _record(self, request: Request, choice: int, ids: Buffer, finish_reason: int) -> None:
+    def _record(self, request: Request, choice: int, ids: Buffer, finish_reason: int, note: Buffer) -> None:
         request.has_output = True
         if len(ids):
             request.num_deaths = 0
         if not request.cancelled:
-            request.journal.record(choice, ids, finish_reason)
-            self._hold(request, request.held_bytes + len(ids))
+            request.journal.record(choice, ids, finish_reason, note)
+            self._hold(request, request.held_bytes + len(ids) + len(note))
         if finish_reason != FinishReason.RUNNING:
             self._metrics.add("request_success_total", finished_reason=FinishReason(finish_reason).name.lower())
 
@@ -514,6 +516,14 @@ class RouterCore:
         """An attempt that nobody waits for may be running anywhere."""
         for engine in self._engines:
             self._send(engine, Abort(request_id, attempt))
+
+
+def _notes(message: Progress) -> Iterator[Buffer]:
+    """The note of each row, where any row has one."""
+    end = 0
+    for size in message.num_note_bytes:
+        start, end = end, end + size
+        yield memoryview(message.frames[2])[start:end]
 
 
 def _least(loads: Counter[str]) -> str:

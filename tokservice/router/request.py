@@ -30,24 +30,29 @@ class Journal:
     prepared: tuple[Buffer, ...] = ()  # sampling, context, the ids of each prompt; () until accepted
     outputs: list[bytearray] = field(default_factory=list)  # per choice: consumed ids, little-endian uint32
     finished: list[int] = field(default_factory=list)  # per choice: FinishReason
+    notes: list[bytearray] = field(default_factory=list)  # per choice: what else the detokenizer wants kept
 
     def grow(self, num_choices: int) -> None:
         """Have a place for so many choices."""
         for _ in range(num_choices - len(self.outputs)):
             self.outputs.append(bytearray())
             self.finished.append(FinishReason.RUNNING)
+            self.notes.append(bytearray())
 
-    def record(self, choice: int, ids: Buffer, finish_reason: int) -> None:
+    def record(self, choice: int, ids: Buffer, finish_reason: int, note: Buffer = b"") -> None:
         """Note what a detokenizer consumed for a choice."""
         if choice >= len(self.outputs):
             self.grow(choice + 1)
         self.outputs[choice] += ids
+        self.notes[choice] += note
         if finish_reason != FinishReason.RUNNING:
             self.finished[choice] = finish_reason
 
     def generate(self, request_id: str, attempt: int, detokenizer: str) -> Generate:
         """The message that begins, or continues, the request."""
         resumed = any(self.outputs) or any(self.finished)
+        has_notes = any(self.notes)
+        kept = (*self.outputs, *(self.notes if has_notes else ()))
         return Generate(
             request_id=request_id,
             attempt=attempt,
@@ -55,7 +60,8 @@ class Journal:
             num_prompts=len(self.prepared) - 2,
             num_delivered=tuple(len(ids) // TOKEN_BYTES for ids in self.outputs) if resumed else (),
             finished=tuple(self.finished) if resumed else (),
-            frames=(*self.prepared, *(bytes(ids) for ids in self.outputs)) if resumed else self.prepared,
+            has_notes=has_notes and resumed,
+            frames=(*self.prepared, *map(bytes, kept)) if resumed else self.prepared,
         )
 
 

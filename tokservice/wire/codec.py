@@ -35,6 +35,7 @@ from tokservice.wire.messages import (
     Message,
     Prepare,
     Progress,
+    PromptLogprobs,
     Publish,
     ReadyBytes,
     Rejected,
@@ -227,21 +228,24 @@ def _accepted(message: Accepted) -> bool:
 
 
 def _generate(message: Generate) -> bool:
-    expected = 2 + message.num_prompts + len(message.num_delivered)
-    if message.num_prompts < 1 or len(message.frames) != expected or not _are_ids(message.frames[2:]):
+    first_output = 2 + message.num_prompts
+    prompts = message.frames[2:first_output]
+    if not 1 <= message.num_prompts == len(prompts) or not _are_ids(prompts):
         return False
-    return _continues(message, message.frames[2 + message.num_prompts :])
+    return _continues(message, message.frames[first_output:])
 
 
 def _begin(message: Begin) -> bool:
-    if len(message.frames) != 1 + len(message.num_delivered) or not _are_ids(message.frames[1:]):
-        return False
-    return _continues(message, message.frames[1:])
+    return len(message.frames) >= 1 and _continues(message, message.frames[1:])
 
 
-def _continues(message: Generate | Begin, outputs: Frames) -> bool:
+def _continues(message: Generate | Begin, frames: Frames) -> bool:
     """What was delivered is a part of what was produced, for each choice of an earlier attempt."""
-    if len(message.finished) != len(message.num_delivered) or not _are_reasons(message.finished):
+    num_choices = len(message.num_delivered)
+    if len(message.finished) != num_choices or not _are_reasons(message.finished):
+        return False
+    outputs = frames[:num_choices]
+    if len(frames) != num_choices * (2 if message.has_notes else 1) or not _are_ids(outputs):
         return False
     rows = zip(message.num_delivered, outputs, strict=True)
     return all(0 <= delivered <= len(ids) // TOKEN_BYTES for delivered, ids in rows)
@@ -279,6 +283,13 @@ def _engine_outputs(message: EngineOutputs) -> bool:
     return [len(frame) for frame in message.frames] == sizes
 
 
+def _prompt_logprobs(message: PromptLogprobs) -> bool:
+    if len(message.frames) != 2 or not 0 <= message.choice < MAX_CHOICES or message.num_top < 0:
+        return False
+    size, row_bytes = len(message.frames[0]), (1 + message.num_top) * TOKEN_BYTES
+    return size == len(message.frames[1]) and size % row_bytes == 0
+
+
 def _progress(message: Progress) -> bool:
     columns = (message.request_ids, message.attempts, message.choices, message.num_tokens, message.finish_reasons)
     if not _same_length(*columns, message.statuses, message.flags, message.num_bytes):
@@ -288,6 +299,10 @@ def _progress(message: Progress) -> bool:
     if not _are_choices(message.choices) or not _are_reasons(message.finish_reasons):
         return False
     sizes = [sum(message.num_tokens) * TOKEN_BYTES, sum(message.num_bytes)]
+    if message.num_note_bytes:
+        if not _same_length(message.num_bytes, message.num_note_bytes) or not _none_below(0, message.num_note_bytes):
+            return False
+        sizes.append(sum(message.num_note_bytes))
     return [len(frame) for frame in message.frames] == sizes
 
 
@@ -323,6 +338,7 @@ _RULES: dict[type, Callable[[Any], bool]] = {
     Undelivered: _undelivered,
     Begin: _begin,
     EngineOutputs: _engine_outputs,
+    PromptLogprobs: _prompt_logprobs,
     Progress: _progress,
     ReadyBytes: _ready_bytes,
     Hello: _hello,

@@ -50,6 +50,7 @@ class Route(IntEnum):
     CHAT_COMPLETIONS = 2
     TOKENIZE = 3
     DETOKENIZE = 4
+    GENERATE = 5
 
 
 class FinishReason(IntEnum):
@@ -224,7 +225,8 @@ class Generate:
     """The one message that starts work in the engine.
 
     Frames: sampling (see ``codec.encode_part``), context (opaque to the engine), then the ids of each prompt,
-    then, where ``num_delivered`` is not empty, the output ids that each choice has already produced.
+    then, where ``num_delivered`` is not empty, the output ids that each choice has already produced, then, with
+    ``has_notes``, the notes of each choice (see Progress).
     """
 
     request_id: str
@@ -233,6 +235,7 @@ class Generate:
     num_prompts: int
     num_delivered: tuple[int, ...] = ()  # per choice: output tokens whose text the client has; () at first
     finished: tuple[int, ...] = ()  # per choice: FinishReason of those that ended in an earlier attempt
+    has_notes: bool = False
     frames: Frames = field(default=(), compare=False)
 
 
@@ -251,7 +254,8 @@ class Undelivered:
 class Begin:
     """Opens a request at a detokenizer; precedes its output on the same ordered channel.
 
-    Frames: context, then the output ids of each choice from earlier attempts (none at first).
+    Frames: context, then the output ids of each choice from earlier attempts (none at first), then, with
+    ``has_notes``, the notes of each choice.
     """
 
     request_id: str
@@ -259,6 +263,21 @@ class Begin:
     engine: str  # identity of the sender: should it die, the request goes on elsewhere
     num_delivered: tuple[int, ...] = ()
     finished: tuple[int, ...] = ()
+    has_notes: bool = False
+    frames: Frames = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """The logprobs of a choice's prompt, where asked for; precedes its first output on the same channel.
+
+    Frames: two, as in EngineOutputs, with a row for each prompt token but the first.
+    """
+
+    request_id: str
+    attempt: int
+    choice: int
+    num_top: int
     frames: Frames = field(default=(), compare=False)
 
 
@@ -288,7 +307,9 @@ class EngineOutputs:
 class Progress:
     """What a detokenizer made of one EngineOutputs for the requests of one API process.
 
-    Frames: the token ids consumed, row after row (for the journal), and the ready bytes, row after row.
+    Frames: the token ids consumed, row after row (for the journal), and the ready bytes, row after row. Where a
+    row has a note, a third frame holds the notes, row after row: bytes that nobody but a detokenizer reads, which
+    the journal keeps beside the ids since they cannot be had from them again (logprobs).
     """
 
     request_ids: tuple[str, ...]
@@ -299,6 +320,7 @@ class Progress:
     statuses: tuple[int, ...]  # HTTP status where these bytes open a plain response, else 0
     flags: tuple[int, ...]  # ReadyFlags
     num_bytes: tuple[int, ...]
+    num_note_bytes: tuple[int, ...] = ()  # empty: no row has a note
     frames: Frames = field(default=(), compare=False)
 
 
@@ -380,6 +402,7 @@ Message = (
     | Generate
     | Undelivered
     | Begin
+    | PromptLogprobs
     | EngineOutputs
     | Progress
     | ReadyBytes
@@ -402,6 +425,7 @@ TAGS: dict[int, type[Message]] = {
     21: Undelivered,
     30: Begin,
     31: EngineOutputs,
+    32: PromptLogprobs,
     40: Progress,
     41: ReadyBytes,
     50: Hello,

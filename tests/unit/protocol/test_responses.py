@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tokservice.protocol.responses import json_text, usage_json
+from tokservice.protocol.json_text import json_text
+from tokservice.protocol.responses import usage_json
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_rows_of_many_requests_travel_in_one_message() -> None:
     bench.forget_sent()
     message = Progress(
         ("a", "b", "c"), (1, 1, 1), (0, 0, 0), (1, 1, 1), (0, 0, 0), (0, 0, 0), (1, 1, 1), (2, 3, 1),
-        (ids(1, 2, 3), b"aabbbc"),
+        frames=(ids(1, 2, 3), b"aabbbc"),
     )  # fmt: skip
     bench.core.progress(message, bench.now)
     bench._take()
@@ -127,7 +127,7 @@ def test_bytes_that_all_go_on_are_passed_on_without_a_copy() -> None:
     bench.running("a")
     bench.forget_sent()
     data = b"ready"
-    bench.core.progress(Progress(("a",), (1,), (0,), (1,), (0,), (0,), (1,), (5,), (ids(1), data)), bench.now)
+    bench.core.progress(Progress(("a",), (1,), (0,), (1,), (0,), (0,), (1,), (5,), frames=(ids(1), data)), bench.now)
     bench._take()
     assert bench.sent_to(API, ReadyBytes)[0].frames[0] is data
 

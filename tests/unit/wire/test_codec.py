@@ -57,6 +57,7 @@ def test_tags_are_those_of_version_1() -> None:
         21: "Undelivered",
         30: "Begin",
         31: "EngineOutputs",
+        32: "PromptLogprobs",
         40: "Progress",
         41: "ReadyBytes",
         50: "Hello",
@@ -94,7 +95,7 @@ def test_true_is_no_number_and_1_is_no_truth() -> None:
             codec.decode([bytes((WIRE_VERSION, 1)) + msgpack.packb(values)])
 
 
-@pytest.mark.parametrize("route", [0, 5, -1, 2**40])
+@pytest.mark.parametrize("route", [0, 99, -1, 2**40])
 def test_an_unknown_route_goes_no_further(route: int) -> None:
     """A tokenizer worker builds the enum from it: an unknown one would end every worker in turn."""
     for message in (Submit("r", route, 0, True), Prepare("r", 1, route, "e", "d")):
@@ -137,10 +138,18 @@ def test_generate_must_fit_its_frames(message: Generate, change: dict[str, objec
 
 
 def test_begin_cannot_have_delivered_more_than_was_produced() -> None:
-    good = Begin("r", 2, "e", (1,), (0,), (b"context", b"\0\0\0\2"))
+    good = Begin("r", 2, "e", (1,), (0,), frames=(b"context", b"\0\0\0\2"))
     assert codec.decode(codec.encode(good)) == good
     with pytest.raises(WireError):
         codec.decode(codec.encode(dataclasses.replace(good, num_delivered=(2,))))
+
+
+def test_notes_follow_the_outputs() -> None:
+    good = Begin("r", 2, "e", (1,), (0,), has_notes=True, frames=(b"context", b"\0\0\0\2", b"any"))
+    assert codec.decode(codec.encode(good)) == good
+    for wrong in ({"has_notes": False}, {"frames": good.frames[:2]}, {"frames": (*good.frames, b"")}):
+        with pytest.raises(WireError):
+            codec.decode(codec.encode(dataclasses.replace(good, **wrong)))
 
 
 def test_a_part_has_exactly_its_fields() -> None:

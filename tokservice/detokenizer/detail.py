@@ -1,0 +1,72 @@
+"""What a response says about a choice beyond its bare text: tokens, logprobs, the prompt, tool calls, thoughts.
+
+Detokenizer worker; pure. Plain text alone never comes here: see ``respond.py`` for that short way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokservice.detokenizer.choice import ChoiceText
+from tokservice.detokenizer.logprob_rows import LogprobRows
+from tokservice.detokenizer.message_parser import MessageParser, message_parser
+from tokservice.detokenizer.prompt_report import report_prompt
+from tokservice.detokenizer.token_log import TokenLog
+from tokservice.detokenizer.vocabulary import Vocabulary
+from tokservice.protocol.context import Context
+from tokservice.protocol.parts import Kind, Part, Piece, PromptReport
+from tokservice.wire.messages import Route
+
+
+class Detail:
+    """Turns the text of one choice, as it comes, into pieces."""
+
+    def __init__(
+        self,
+        log: TokenLog | None,
+        parser: MessageParser | None,
+        report: Callable[[LogprobRows | None], PromptReport | None],
+    ) -> None:
+        self.prompt_rows: LogprobRows | None = None  # to be there before the first piece
+        self._log = log
+        self._parser = parser
+        self._report = report
+        self._has_begun = False
+        self._calls_tools = False
+
+    def piece(self, choice: ChoiceText, shown: str) -> Piece:
+        """What there is to say after some tokens of the choice, whose text is ``shown``."""
+        piece = Piece(self._parts(shown, ended=bool(choice.finish_reason)), finish=choice.finish_reason)
+        if not self._has_begun:
+            self._has_begun = True
+            piece.prompt = self._report(self.prompt_rows)
+        if self._log is not None:
+            piece.tokens = self._log.take()
+            if choice.is_cut:
+                piece.unscored = self._log.rest()
+            elif choice.finish_reason:
+                piece.tokens += self._log.rest()
+        self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
+        piece.calls_tools = self._calls_tools
+        return piece
+
+    def _parts(self, shown: str, *, ended: bool) -> list[Part]:
+        if self._parser is None:
+            return [Part(Kind.CONTENT, shown)] if shown else []
+        parts = self._parser.push(shown)
+        return parts + self._parser.flush() if ended else parts
+
+
+def needs_log(context: Context) -> bool:
+    """Whether something is said about single tokens of the output."""
+    return context.num_logprobs >= 0 or context.return_token_ids or context.route == Route.GENERATE
+
+
+def needs_detail(context: Context) -> bool:
+    """Whether a response is more than bare text."""
+    return bool(needs_log(context) or context.prompt_ids or context.tool_format or context.reasoning)
+
+
+def detail(vocabulary: Vocabulary, context: Context, prompt: int, log: TokenLog | None) -> Detail:
+    """The detail of one choice of a prompt."""
+    return Detail(log, message_parser(context), lambda rows: report_prompt(vocabulary, context, prompt, rows))

@@ -1,0 +1,79 @@
+"""Log-probabilities of some tokens as the engine sends them, and as the router's journal keeps them.
+
+Detokenizer worker; pure. The journal keeps what cannot be had again from token ids: a *note* is one block for each
+step, a header of three uint32 (what it is about, tokens, entries of a token), then ids and values, little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tokservice.wire.errors import WireError
+from tokservice.wire.messages import Buffer
+
+_HEADER = struct.Struct("<III")
+
+
+class About(IntEnum):
+    """Which tokens a block of a note is about."""
+
+    PROMPT = 0  # the second and all later ones
+    OUTPUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRows:
+    """Rows of ``width`` entries, one row for each token: the token itself, then the most likely ones."""
+
+    width: int
+    ids: Sequence[int]  # (num_tokens * width,)
+    values: Sequence[float]  # the same; natural logarithms
+
+    def __len__(self) -> int:
+        return len(self.ids) // self.width
+
+    def row(self, place: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Ids and values of one token."""
+        cut = slice(place * self.width, (place + 1) * self.width)
+        return self.ids[cut], self.values[cut]
+
+    def part(self, start: int, end: int) -> LogprobRows:
+        """The rows of some of the tokens."""
+        cut = slice(start * self.width, end * self.width)
+        return LogprobRows(self.width, self.ids[cut], self.values[cut])
+
+
+def view(width: int, ids: Buffer, values: Buffer) -> LogprobRows:
+    """Rows in two buffers of little-endian uint32 and float32."""
+    return LogprobRows(width, memoryview(ids).cast("B").cast("I"), memoryview(values).cast("B").cast("f"))
+
+
+def write_note(about: About, rows: LogprobRows) -> bytes:
+    """A block for the journal."""
+    size = len(rows.ids)
+    body = struct.pack(f"<{size}I{size}f", *rows.ids, *rows.values)
+    return _HEADER.pack(about, len(rows), rows.width) + body
+
+
+def read_note(note: bytes | memoryview) -> dict[About, LogprobRows]:
+    """All blocks of a note, those about the same tokens joined. Raises WireError."""
+    found: dict[About, LogprobRows] = {}
+    rest = memoryview(note).cast("B")
+    while rest:
+        if len(rest) < _HEADER.size:
+            raise WireError("a note of the journal ends in a header")
+        about, num_tokens, width = _HEADER.unpack_from(rest)
+        end = _HEADER.size + num_tokens * width * 8
+        if about not in set(About) or width == 0 or end > len(rest):
+            raise WireError("malformed note in the journal")
+        middle = (_HEADER.size + end) // 2
+        rows = view(width, rest[_HEADER.size : middle], rest[middle:end])
+        known = found.get(About(about), LogprobRows(width, [], []))
+        if known.width != width:
+            raise WireError("uneven note in the journal")
+        found[About(about)] = LogprobRows(width, [*known.ids, *rows.ids], [*known.values, *rows.values])
+        rest = rest[end:]
+    return found

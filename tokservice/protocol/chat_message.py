@@ -1,0 +1,65 @@
+"""The assistant's message, whole or as the delta of an event. Used by the detokenizer workers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from tokservice.protocol.context import Context
+from tokservice.protocol.json_text import json_text, json_value
+from tokservice.protocol.parts import Kind, Part, Piece
+
+SHORT_ID_FORMAT = "mistral"  # its templates take ids of nine letters and digits alone
+
+
+def message_delta(context: Context, choice: int, piece: Piece, *, first: bool) -> bytes:
+    """What an event adds to the message of a choice."""
+    role = b'"role":"assistant"' if first else b""
+    if all(part.kind == Kind.CONTENT for part in piece.parts):
+        text = piece.text
+        if not (text or first):
+            return b"{}"
+        return b"{%b%b" % (role, b"," if first else b"") + b'"content":' + json_text(text) + b"}"
+    delta: dict[str, Any] = {"role": "assistant", "content": None} if first else {}
+    for part in piece.parts:
+        match part.kind:
+            case Kind.CONTENT:
+                delta["content"] = (delta.get("content") or "") + part.text
+            case Kind.REASONING:
+                delta["reasoning_content"] = delta.get("reasoning_content", "") + part.text
+    if calls := _call_deltas(context, choice, piece.parts):
+        delta["tool_calls"] = calls
+    return json_value(delta)
+
+
+def whole_message(context: Context, choice: int, piece: Piece) -> bytes:
+    """The message of a choice. Its content is null where tool calls, or thoughts alone, take its place."""
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+    reasoning = "".join(part.text for part in piece.parts if part.kind == Kind.REASONING)
+    calls = _call_deltas(context, choice, piece.parts)
+    if not piece.text and (reasoning or calls):
+        message["content"] = None
+    if context.reasoning:
+        message["reasoning_content"] = reasoning or None
+    if calls:
+        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
+    return json_value(message)
+
+
+def call_id(context: Context, choice: int, call: int) -> str:
+    """The id of a tool call: the same from any worker that writes this response."""
+    digest = hashlib.blake2b(f"{context.response_id}/{choice}/{call}".encode()).hexdigest()
+    return digest[:9] if context.tool_format == SHORT_ID_FORMAT else f"call_{digest[:24]}"
+
+
+def _call_deltas(context: Context, choice: int, parts: list[Part]) -> list[dict[str, Any]]:
+    """An entry for each tool call that the parts touch."""
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if part.kind == Kind.CALL:
+            identity = {"index": part.call, "id": call_id(context, choice, part.call), "type": "function"}
+            calls[part.call] = identity | {"function": {"name": part.text, "arguments": ""}}
+        elif part.kind == Kind.ARGUMENTS:
+            entry = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
+            entry["function"]["arguments"] += part.text
+    return list(calls.values())

@@ -1,0 +1,94 @@
+"""What a response says, before any route gives it a form. Used by the detokenizer workers.
+
+A ``Piece`` is what one event of a stream adds to a choice, or, merged, all that a plain response says about it.
+The formats (``responses.py`` and its neighbours) turn pieces into bytes; nothing else knows what clients read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from tokservice.wire.messages import FinishReason
+
+
+class Kind(IntEnum):
+    """What a part of an answer is."""
+
+    CONTENT = 0
+    REASONING = 1  # the model thinks aloud
+    CALL = 2  # a tool call begins; the text is the tool's name
+    ARGUMENTS = 3  # more of the JSON text of its arguments
+
+
+class Part(NamedTuple):
+    """A stretch of an answer."""
+
+    kind: Kind
+    text: str
+    call: int = 0  # of CALL and ARGUMENTS: the number of the tool call, from 0
+
+
+class Alternative(NamedTuple):
+    """A token that might have come at some place."""
+
+    token_id: int
+    text: str
+    data: bytes  # what it would add to the text
+    logprob: float
+
+
+class TokenEntry(NamedTuple):
+    """What is said about one token."""
+
+    token_id: int
+    text: str = ""  # the token as clients read it
+    data: bytes = b""  # what it adds to the text: nothing where it is hidden
+    offset: int = 0  # characters before it, in the output
+    logprob: float | None = None  # of the first prompt token there is none
+    top: Sequence[Alternative] = ()  # the most likely tokens, best first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptReport:
+    """What the first piece of a choice says about its prompt."""
+
+    token_ids: Sequence[int] | None = None  # where asked for
+    text: str = ""  # to echo
+    entries: Sequence[TokenEntry] = ()  # to echo with logprobs
+    scores: Sequence[TokenEntry] | None = None  # prompt_logprobs, the first token included
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one event, or a whole plain response, says about a choice."""
+
+    parts: list[Part] = field(default_factory=list)
+    tokens: Sequence[TokenEntry] = ()  # those that this piece is about, where ids or logprobs are asked for
+    unscored: Sequence[TokenEntry] = ()  # tokens whose text a stop string cut away: they have an id, but no logprob
+    prompt: PromptReport | None = None  # in the first piece
+    finish: FinishReason = FinishReason.RUNNING
+    calls_tools: bool = False  # a tool call has begun, in this piece or before
+
+    @property
+    def text(self) -> str:
+        """The content, joined."""
+        return "".join(part.text for part in self.parts if part.kind == Kind.CONTENT)
+
+
+def merged(pieces: Iterable[Piece]) -> Piece:
+    """All pieces of a choice as one."""
+    whole = Piece()
+    tokens: list[TokenEntry] = []
+    unscored: list[TokenEntry] = []
+    for piece in pieces:
+        whole.parts += piece.parts
+        tokens += piece.tokens
+        unscored += piece.unscored
+        whole.prompt = whole.prompt or piece.prompt
+        whole.finish = piece.finish or whole.finish
+        whole.calls_tools = piece.calls_tools
+    whole.tokens, whole.unscored = tokens, unscored
+    return whole

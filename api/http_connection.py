@@ -305,9 +305,7 @@ class HttpConnection(asyncio.Protocol):
         self._pace_reading()
 
     def _pace_reading(self) -> None:
-        num_ahead = len(self._sent_ahead)
-        if self._exchanges and not self._exchanges[-1].begun:
-            num_ahead += len(self._exchanges[-1].kept)
+        num_ahead = len(self._sent_ahead) + sum(len(item.kept) for item in self._exchanges if not item.begun)
         reading = self._discarding or (not self._upload_paused and num_ahead <= MAX_SENT_AHEAD_BYTES)
         if reading != self._reading and not self._gone:
             self._reading = reading

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Iterator
 
 from api.exchange import Exchange
 from api.http_head import JSON
@@ -24,6 +25,7 @@ from tokservice.wire.messages import (
     Topology,
 )
 
+ROWS_PER_TURN = 32  # over all messages: a third of a millisecond
 STREAM, LAST = int(ReadyFlags.STREAM), int(ReadyFlags.LAST)
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ class RouterClient:
         self._open: dict[str, Exchange] = {}
         self._paused: set[Exchange] = set()
         self.num_messages = 0
+        self._num_rows = 0
 
     @property
     def num_open(self) -> int:
@@ -116,12 +119,12 @@ class RouterClient:
                 exchange.respond_error(error)
         self._resume_uploads()
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, message: Message) -> Iterator[None] | None:
         self.num_messages += 1
-        if isinstance(message, ReadyBytes):
-            self._deliver(message)
+        return self._deliver(message) if isinstance(message, ReadyBytes) else None
 
-    def _deliver(self, message: ReadyBytes) -> None:
+    def _deliver(self, message: ReadyBytes) -> Iterator[None]:
+        """Write a batch out. It has a row for each stream; a turn of the loop takes so many and no more."""
         data = memoryview(message.frames[0])
         start = 0
         columns = zip(message.request_ids, message.statuses, message.flags, message.num_bytes, strict=True)
@@ -137,3 +140,6 @@ class RouterClient:
                     exchange.open_stream(status)
                 exchange.send(data[start:end], last=bool(flags & LAST))
             start = end
+            self._num_rows += 1
+            if self._num_rows % ROWS_PER_TURN == 0:
+                yield

@@ -30,6 +30,7 @@ MAX_IPC_PATH_BYTES = 107  # sun_path of a UNIX socket address, less its final NU
 COPY_BELOW_BYTES = 16 * 1024  # smaller frames become bytes, larger ones stay in ZMQ's memory
 TURN_MESSAGES = 64
 TURN_BYTES = 1024 * 1024
+DONE = object()
 
 
 def ipc_endpoint(run_dir: Path, name: str) -> str:
@@ -169,6 +170,9 @@ def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, peer: str) -> C
 class LoopChannel:
     """A channel on an asyncio loop: hands each message to a callback, a bounded number per turn.
 
+    The callback may return an iterator, the rest of its work in steps: a step ends the turn, so that other
+    events come between, and the next message waits until all steps are done.
+
     ZMQ's file descriptor is edge-triggered: it says once that something may have changed, and every use of the
     socket can swallow that edge. So a turn ends with a look at what the socket is ready for, and turns follow
     each other until it is ready for nothing that is wanted.
@@ -178,7 +182,7 @@ class LoopChannel:
         self,
         loop: asyncio.AbstractEventLoop,
         channel: Channel,
-        on_message: Callable[[Message], None],
+        on_message: Callable[[Message], Iterator[None] | None],
         on_caught_up: Callable[[], None] = lambda: None,
     ) -> None:
         self._loop = loop
@@ -187,6 +191,8 @@ class LoopChannel:
         self._on_caught_up = on_caught_up
         self._fd = int(channel.socket.fd)
         self._turn: asyncio.Handle | None = None
+        self._work: Iterator[None] = iter(())  # of the last message
+        self._in_work = False
         self._closed = False
         loop.add_reader(self._fd, self.wake)
         self.wake()
@@ -226,13 +232,20 @@ class LoopChannel:
         try:
             if self._channel.has_unsent and self._channel.flush():
                 self._on_caught_up()
-            for _, message in self._channel.receive():
-                self._on_message(message)
-                if self._closed:
-                    return
+            if not self._step():
+                for _, message in self._channel.receive():
+                    self._work = self._on_message(message) or iter(())
+                    if self._step() or self._closed:
+                        break
         finally:  # whatever a callback raised: the next message must not wait for ever
-            if not self._closed and self._is_ready():
+            if not self._closed and (self._in_work or self._is_ready()):
                 self.wake()
+
+    def _step(self) -> bool:
+        """Go on with the work on the last message; whether there is more of it."""
+        self._in_work = False  # also if it raises
+        self._in_work = next(self._work, DONE) is not DONE
+        return self._in_work
 
     def _is_ready(self) -> bool:
         events = int(self._channel.socket.get(zmq.EVENTS))

@@ -1,0 +1,331 @@
+"""Random and mutated bytes into whole connections: nothing but valid responses and clean ends may come out.
+
+No sockets: a transport that only keeps what is written, an application that is the real one, a router that
+answers at random moments. So one sequence takes less than a millisecond.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from api.app import App
+from api.exchange import Exchange
+from api.http_connection import PARSE_BYTES, HttpConnection
+from api.pages import Pages
+from tests.helpers.http_client import chunked, get, post, post_head
+from tokservice.runtime.config import ApiConfig
+from tokservice.runtime.metrics import Metrics
+from tokservice.wire.errors import OVERLOADED
+
+SETTINGS = ApiConfig(max_header_bytes=8192, max_body_bytes=300_000, max_unsent_bytes=100_000)
+HIGH_WATER = 65_536
+LARGEST_READ = 65_536
+
+SEEDS = [
+    get("/health"),
+    get("/v1/models?x=%20", "X-Request-Id: abc", "Accept: */*"),
+    get("/metrics", method="OPTIONS"),
+    get("http://host:80/health", version="1.0"),
+    get("/health", "Connection: Upgrade", "Upgrade: websocket"),
+    post(b'{"prompt":"x"}'),
+    post(b"x" * 70_000),
+    post(b"{}", "Connection: Upgrade", "Upgrade: h2c"),
+    post(b"{}", "Expect: 100-continue", "Connection: close"),
+    post(b"{}", "Content-Encoding: gzip"),
+    post(b"{}", path="/nowhere"),
+    post_head("Transfer-Encoding: chunked") + chunked(b"{", b"x" * 5000, b"}"),
+    post_head("Transfer-Encoding: chunked") + b"2;a=b\r\n{}\r\n0\r\nTrailer: x\r\n\r\n",
+    post_head("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+    post_head("Content-Length: 400000") + b"x" * 2000,
+    get("/health", *(f"h{number}: {number}" for number in range(300))),
+    get("/health", "a: " + "b" * 9000),
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",
+    b"\r\n\r\n",
+]
+TOKENS = (
+    b"\r\n|\n|\r|\0| |\t|:|\r\n\r\n|HTTP/1.1|HTTP/1.0|chunked|0\r\n\r\n|Content-Length: |99999999999999999999|-1|\xff|"
+    b"Transfer-Encoding: chunked\r\n|Host: a\r\n|Connection: close\r\n|Upgrade: h2c\r\n|Expect: 100-continue\r\n|"
+    b"GET |POST |HEAD /health HTTP/1.1\r\n"
+).split(b"|")
+
+
+@dataclass
+class FakeTransport:
+    """What uvloop's transport does, as far as connections see it: the client reads at random."""
+
+    choice: random.Random
+    connection: HttpConnection | None = None
+    written: bytearray = field(default_factory=bytearray)
+    buffered: int = 0
+    paused: bool = False  # writing
+    reading: bool = True
+    eof: bool = False
+    closing: bool = False
+    lost: bool = False
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high == HIGH_WATER
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def write(self, data: bytes) -> None:
+        assert not self.lost, "written after the connection was lost"
+        assert not self.eof, "written after the end"
+        if self.closing:
+            return
+        self.written += data
+        self.buffered += len(data)
+        if self.buffered > HIGH_WATER and not self.paused:
+            self.paused = True
+            assert self.connection is not None
+            self.connection.pause_writing()
+
+    def write_eof(self) -> None:
+        assert not self.lost
+        self.eof = True
+
+    def pause_reading(self) -> None:
+        assert self.reading
+        assert not self.lost
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading
+        assert not self.lost
+        self.reading = True
+
+    def close(self) -> None:
+        self.closing = True
+
+    def abort(self) -> None:
+        self.closing = True
+        self.buffered = 0
+
+    def client_reads(self) -> None:
+        """All that is buffered."""
+        self.buffered = 0
+        if self.paused and not self.lost:
+            self.paused = False
+            assert self.connection is not None
+            self.connection.resume_writing()
+
+    def lose(self) -> None:
+        """The loop's next turn after an end."""
+        if not self.lost:
+            self.lost = True
+            assert self.connection is not None
+            self.connection.connection_lost(None)
+
+
+@dataclass
+class FakeRouter:
+    """Answers when it is told to; checks that every request ends exactly once."""
+
+    open: dict[str, Exchange] = field(default_factory=dict)
+    num_submitted: int = 0
+    held_bytes: int = 0
+
+    def submit(self, exchange: Exchange, route: int, body: bytes, *, complete: bool) -> None:
+        assert not exchange.request_id
+        self.num_submitted += 1
+        exchange.request_id = f"r{self.num_submitted}"
+        self.open[exchange.request_id] = exchange
+        assert exchange.complete or not complete
+        assert len(body) <= 65_536
+
+    def body_chunk(self, exchange: Exchange, data: bytes, *, complete: bool) -> None:
+        if exchange.request_id in self.open:
+            assert 0 < len(data) <= 65_536 or complete
+
+    def abort(self, exchange: Exchange) -> None:
+        self.open.pop(exchange.request_id, None)
+
+    def act(self, choice: random.Random) -> None:
+        """Something that a router may do."""
+        if not self.open:
+            return
+        exchange = choice.choice(list(self.open.values()))
+        deed = choice.randrange(6)
+        if not exchange.complete and deed:
+            return
+        if exchange.started or deed in (3, 4):
+            exchange.open_stream(200)
+            last = choice.random() < 0.4
+            if last:
+                del self.open[exchange.request_id]
+            exchange.send(b"data: %b\n\n" % (b"x" * choice.choice((0, 10, 20_000))), last=last)
+        else:
+            del self.open[exchange.request_id]
+            if deed == 0:
+                exchange.respond_error(OVERLOADED)
+            else:
+                exchange.respond(200, "application/json", b"y" * choice.choice((2, 2, 2, 80_000)))
+
+
+def check_responses(data: bytes, *, cut: bool) -> int:
+    """Read responses strictly; returns how many. ``cut``: the last may be incomplete."""
+    number = position = 0
+    while position < len(data):
+        end = data.find(b"\r\n\r\n", position)
+        if end < 0:
+            assert cut
+            break
+        lines = data[position:end].split(b"\r\n")
+        position = end + 4
+        version, status, _ = lines[0].split(b" ", 2)
+        assert version == b"HTTP/1.1"
+        assert 100 <= int(status) < 600
+        if status == b"100":
+            assert len(lines) == 1
+            continue
+        headers = dict(line.split(b": ", 1) for line in lines[1:])
+        assert len(headers) == len(lines) - 1
+        number += 1
+        if b"transfer-encoding" in headers:
+            position, whole = _skip_chunks(data, position)
+        elif b"content-length" in headers:
+            size = int(headers[b"content-length"])
+            if data[position : position + 9] == b"HTTP/1.1 ":  # the answer to HEAD, since bodies hold no such bytes
+                size = 0
+            whole = len(data) - position >= size or data[position:] == b""
+            position += size
+        else:
+            assert headers[b"connection"] == b"close"
+            return number
+        assert whole or cut
+        if headers[b"connection"] == b"close":
+            assert position >= len(data), "bytes after the last response"
+    return number
+
+
+def _skip_chunks(data: bytes, position: int) -> tuple[int, bool]:
+    while True:
+        end = data.find(b"\r\n", position)
+        if end < 0:
+            return len(data), False
+        size = int(data[position:end], 16)
+        position = end + 2 + size + 2
+        if position > len(data):
+            return len(data), False
+        assert data[position - 2 : position] == b"\r\n"
+        if not size:
+            return position, True
+
+
+def mutated(choice: random.Random) -> bytes:
+    """A few requests, with some bytes changed."""
+    data = bytearray(b"".join(choice.choice(SEEDS) for _ in range(choice.choice((1, 1, 1, 2, 3, 8)))))
+    if choice.random() < 0.02:
+        return choice.randbytes(choice.randrange(5000))
+    if choice.random() < 0.05:
+        data = data * choice.randrange(2, 40)
+    for _ in range(choice.choice((0, 0, 1, 1, 2, 5, 20))):
+        start = choice.randrange(len(data) + 1) if choice.random() < 0.3 else choice.randrange(min(300, len(data)) + 1)
+        match choice.randrange(4):
+            case 0:
+                data[start : start + 1] = choice.randbytes(1)
+            case 1:
+                data[start:start] = choice.choice(TOKENS)
+            case 2:
+                del data[start : start + choice.choice((1, 2, 10, 100))]
+            case 3:
+                data[start:start] = data[start : start + choice.choice((1, 10, 200))]
+    return bytes(data)
+
+
+def one_connection(seed: int) -> None:
+    """A whole life, from bytes that depend on the seed alone."""
+    choice = random.Random(seed)
+    router = FakeRouter()
+    metrics = Metrics()
+    app = App(SETTINGS, (), router, Pages(), metrics)  # type: ignore[arg-type]
+    app.date = b"Sun, 06 Nov 1994 08:49:37 GMT"
+    connection = HttpConnection(app, 0.0)
+    transport = FakeTransport(choice, connection)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    data = mutated(choice)
+    largest = choice.choice((1, 3, 100, 5000, LARGEST_READ))
+    if len(data) > 20_000:
+        largest = max(largest, 1000)
+    reads_well = choice.random() < 0.7
+    now_s = 0.0
+    while data and not transport.closing:
+        if transport.reading:
+            size = choice.randrange(largest) + 1
+            connection.data_received(data[:size])
+            data = data[size:]
+        if choice.random() < 0.5 or not transport.reading:
+            router.act(choice)
+        if reads_well or choice.random() < 0.2:
+            transport.client_reads()
+        if choice.random() < 0.05:
+            now_s += choice.choice((1, 1, 20, 70))
+            connection.sweep(now_s)
+        check_bounds(connection, transport)
+    for _ in range(choice.choice((0, 3, 30))):
+        if not transport.closing:
+            router.act(choice)
+            transport.client_reads()
+    if transport.closing:
+        pass
+    elif choice.random() < 0.3:
+        connection.eof_received()
+    elif choice.random() < 0.5:
+        for later_s in (0, 40, 70, 130, 200, 300, 10_000):
+            connection.sweep(now_s + later_s)
+    cut = not transport.closing or bool(router.open) or not reads_well
+    transport.lose()
+    assert not router.open, "a request was neither answered nor aborted"
+    assert not app.connections
+    check_responses(bytes(transport.written), cut=cut or connection._gone)
+
+
+def check_bounds(connection: HttpConnection, transport: FakeTransport) -> None:
+    """Nothing grows with what the client sends or does not read."""
+    kept = sum(len(exchange.kept) for exchange in connection._exchanges)
+    assert kept + len(connection._sent_ahead) <= 65_536 + LARGEST_READ + 65_536
+    assert len(connection._exchanges) <= PARSE_BYTES // 16
+    assert len(connection._unsent) <= SETTINGS.max_unsent_bytes
+    reader = connection._reader
+    if reader.arriving is not None and not connection._discarding:
+        assert reader._head_bytes <= SETTINGS.max_header_bytes
+    assert transport.buffered <= HIGH_WATER + 400_000
+
+
+def test_connections() -> None:
+    """20,000 lives, or 20 seconds of them."""
+    deadline_s = time.monotonic() + 20
+    for seed in range(20_000):
+        try:
+            one_connection(seed)
+        except BaseException:
+            print(f"seed {seed}")  # noqa: T201
+            raise
+        if time.monotonic() > deadline_s:
+            assert seed > 2000
+            return
+
+
+@pytest.mark.parametrize("seed", [227_040])  # bodies of several waiting requests together were above the limit
+def test_found_before(seed: int) -> None:
+    """Seeds that once failed."""
+    one_connection(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", range(8))
+def test_many_more_connections(part: int) -> None:
+    """200,000 in all, none of them in the short run."""
+    for seed in range(100_000 + part * 25_000, 125_000 + part * 25_000):
+        try:
+            one_connection(seed)
+        except BaseException:
+            print(f"seed {seed}")  # noqa: T201
+            raise

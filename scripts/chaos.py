@@ -193,7 +193,7 @@ async def killer(
         roles = [role for role in ROLES if role != "engine" or time.monotonic() >= engine_rests_until_s]
         role = rng.choice(roles)
         victims = [process for name, _, process in system() if name == role]
-        if arguments.torch and not await target_is_ready(target):
+        if arguments.torch and await why_not_ready(target):
             continue
         if not victims:
             continue
@@ -201,24 +201,29 @@ async def killer(
         tally.kills[role] += 1
         if arguments.torch and role == "engine":
             start_s = time.monotonic()
-            while not await target_is_ready(target) and time.monotonic() < until_s:
+            while await why_not_ready(target) and time.monotonic() < until_s:
                 await asyncio.sleep(0.2)
             engine_rests_until_s = time.monotonic() + 2 * (time.monotonic() - start_s)
 
 
-async def target_is_ready(target: Target) -> bool:
-    """Whether all processes are."""
-    return await target.fetch("/ready") is not None
+async def why_not_ready(target: Target) -> str:
+    """What the server says; '' if all processes are ready."""
+    answer = Answer(keep=True)
+    connection = await target.connect()
+    await connection.send(target.get("/ready"), answer)
+    connection.close()
+    return "" if answer.status == 200 else bytes(answer.body).decode() or answer.error
 
 
 async def settled(target: Target) -> list[str]:
     """What has not come to rest when all clients have ended."""
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     names = ("num_requests_unfinished", "num_requests_running", "num_requests_waiting", "unfinished_bytes")
-    left = ["the server is not ready"]
+    left = [""]
     while left and time.monotonic() < deadline_s:
         await asyncio.sleep(0.5)
-        if not await target_is_ready(target):
+        if reason := await why_not_ready(target):
+            left = [reason]
             continue
         page = (await target.fetch("/metrics") or b"").decode()
         left = [

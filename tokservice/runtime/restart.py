@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-FIRST_PAUSE_S = 0.5
-LONGEST_PAUSE_S = 15.0
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 4.0
 CRASH_LOOP_DEATHS = 5
 
 

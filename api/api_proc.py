@@ -6,8 +6,10 @@ It imports no torch, tokenizers, jinja2, msgspec, orjson or pydantic.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
+import resource
 import socket
 import sys
 import time
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from api.app import App
+from api.app import MAX_SURPLUS_CONNECTIONS, App
 from api.http_connection import HttpConnection
 from api.http_head import http_date
 from api.loop_lag import LoopLag
@@ -31,6 +33,7 @@ API_KEYS_VARIABLE = "TOKSERVICE_API_KEYS"  # separated by blanks or line ends; t
 BACKLOG = 2048
 SWEEP_INTERVAL_S = 1.0
 FLUSH_TIMEOUT_S = 2.0
+FILES_BESIDE_CONNECTIONS = 256
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Api:
     async def run(self) -> int:
         """Serve until the supervisor says stop."""
         settings = self._process.config.api
+        _raise_file_limit(settings.max_connections + MAX_SURPLUS_CONNECTIONS + FILES_BESIDE_CONNECTIONS)
         self._sweep()
         try:
             server = await self._loop.create_server(
@@ -58,6 +62,8 @@ class Api:
             raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         control = LoopChannel(self._loop, self._process.control, self._on_control)
         LoopLag(self._loop, settings.lag_heartbeat_ms / 1000, self._process.metrics)
+        gc.collect()
+        gc.freeze()  # a full collection over all that was imported would stop the loop for 10 ms and more
         self._process.control.send(self._process.hello())
         self._beat()
         await self._stopped.wait()
@@ -112,7 +118,18 @@ class Api:
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket that other processes can share by binding it too (SO_REUSEPORT)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=True)
+    dual = family is socket.AF_INET6 and socket.has_dualstack_ipv6()  # "::" takes IPv4 too
+    return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=True, dualstack_ipv6=dual)
+
+
+def _raise_file_limit(wanted: int) -> None:
+    """Each connection is an open file, of which the usual soft limit allows 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    if limit < wanted:
+        log.warning("few open files are allowed (ulimit -n): limit=%d wanted=%d", limit, wanted)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

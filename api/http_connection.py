@@ -101,6 +101,7 @@ class HttpConnection(asyncio.Protocol):
             exchange.finished = True
             if exchange.begun:
                 self._application.abandoned(exchange)
+        self._reader.close()
 
     def eof_received(self) -> None:
         """The client has closed its sending side: work for it stops, what is finished is still sent."""

@@ -79,6 +79,11 @@ class RequestReader:
             self._held_bytes = 0 if self._noticed_bytes != noticed_bytes else self._held_bytes + len(data)
             self._check_head()
 
+    def close(self) -> None:
+        """Let go of the parser, and it of us: a cycle would wait for the garbage collector."""
+        self.arriving = None
+        del self._parser, self._receiver
+
     def _check_head(self) -> None:
         if self._num_headers > MAX_HEADERS or self._head_bytes + self._held_bytes > self._max_head_bytes:
             raise Refused(HEADERS_TOO_LARGE)

@@ -197,8 +197,11 @@ class Engine:
             running = self._running.get(output.request_id)
             if running is None or running.attempt != output.attempt:
                 continue
-            if output.prompt_logprobs is not None:  # the row that follows tells if this cannot be delivered
-                self._send(running.detokenizer, _prompt_message(output, output.prompt_logprobs), [])
+            if output.prompt_logprobs is not None:
+                message = _prompt_message(output, output.prompt_logprobs)
+                if not self._send(running.detokenizer, message, [(output.request_id, output.attempt)]):
+                    self._drop(output.request_id, output.attempt)
+                    continue
             rows[running.detokenizer].outputs.append(output)
             if output.finish_reason != FinishReason.RUNNING:
                 running.unfinished.discard(output.choice)

@@ -21,6 +21,7 @@ from tokservice.wire.channels import listen_pull
 from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import (
+    Abort,
     Begin,
     EngineOutputs,
     FinishReason,
@@ -100,7 +101,7 @@ class Detokenizer:
         self._num_messages = 0
         self.hello = process.hello(endpoints=(process.endpoint("out"),))
         process.add(listen_pull(process.context, self.hello.endpoints[0]), lambda _, message: self._on_message(message))
-        self._router = RouterLink(process, lambda: self.hello, lambda _: None, self._open.clear)
+        self._router = RouterLink(process, lambda: self.hello, self._from_router, self._open.clear)
 
     def on_topology(self, topology: Topology) -> None:
         """See ``Service``. What a dead engine had begun goes on elsewhere."""
@@ -130,9 +131,19 @@ class Detokenizer:
             case PromptLogprobs():
                 self._prompt_logprobs(message)
 
+    def _from_router(self, message: Message) -> None:
+        """An attempt that was given up: its engine says no more of it, but its Begin may still be on the way."""
+        if isinstance(message, Abort):
+            request = self._open.get(message.request_id)
+            if request is not None and request.attempt <= message.attempt:
+                del self._open[message.request_id]
+            self._note_end(message.request_id, message.attempt)
+
     def _begin(self, message: Begin) -> None:
         known = self._open.get(message.request_id)
         if known is not None and known.attempt >= message.attempt:
+            return
+        if message.attempt <= self._ended.get(message.request_id, 0):
             return
         context, *outputs = message.frames
         outputs, notes = outputs[: len(message.num_delivered)], outputs[len(message.num_delivered) :]
@@ -200,11 +211,14 @@ class Detokenizer:
         if fed.last:
             flags |= ReadyFlags.LAST
             del self._open[request_id]
-            self._ended[request_id] = request.attempt
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
+            self._note_end(request_id, request.attempt)
         if fed.num_consumed or fed.data or fed.finish_reason or fed.last:
             rows.add(request_id, request.attempt, fed, flags, ids)
+
+    def _note_end(self, request_id: str, attempt: int) -> None:
+        self._ended[request_id] = max(attempt, self._ended.get(request_id, 0))
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
 
 
 def _logprob_rows(message: EngineOutputs) -> Iterator[LogprobRows | None]:

@@ -124,7 +124,7 @@ class RouterCore:
         """A body became token ids, which are on their way to the engine."""
         request = self._release(worker, message.request_id, message.attempt, now_s)
         if request is None:
-            self._abort_at_engines(message.request_id, message.attempt)
+            self._abort_everywhere(message.request_id, message.attempt)
             return
         request.state = State.RUNNING
         request.body.clear()
@@ -169,7 +169,7 @@ class RouterCore:
         for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
             request = self._requests.get(request_id)
             if request is None or request.attempt != attempt:
-                self._abort_at_engines(request_id, attempt)
+                self._abort_everywhere(request_id, attempt)
             elif request.state is State.PREPARING:
                 request.undelivered = True  # its Accepted is still on the way here
             elif request.state is State.RUNNING:
@@ -214,7 +214,7 @@ class RouterCore:
                     self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
                     self._end(request, "finished")
             elif not flags & ReadyFlags.LAST:
-                self._abort_at_engines(request_id, attempt)
+                self._abort_everywhere(request_id, attempt)
             id_start, byte_start = id_end, byte_end
         self._metrics.add("generation_tokens_total", len(ids) // TOKEN_BYTES)
         if rows:
@@ -378,8 +378,10 @@ class RouterCore:
 
     def _give_up_attempt(self, request: Request) -> None:
         """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
-        if request.engine in self._engines and request.state is State.RUNNING:
-            self._send(request.engine, Abort(request.request_id, request.attempt))
+        if request.state is State.RUNNING:
+            for worker, living in ((request.engine, self._engines), (request.detokenizer, self._detokenizers)):
+                if worker in living:
+                    self._send(worker, Abort(request.request_id, request.attempt))
         self._place(request, "", "")
         request.attempt += 1
         request.state = State.PARKED
@@ -512,10 +514,10 @@ class RouterCore:
         request.opened = True
         return status or 200
 
-    def _abort_at_engines(self, request_id: str, attempt: int) -> None:
+    def _abort_everywhere(self, request_id: str, attempt: int) -> None:
         """An attempt that nobody waits for may be running anywhere."""
-        for engine in self._engines:
-            self._send(engine, Abort(request_id, attempt))
+        for worker in (*self._engines, *self._detokenizers):
+            self._send(worker, Abort(request_id, attempt))
 
 
 def _notes(message: Progress) -> Iterator[Buffer]:

@@ -160,7 +160,10 @@ class BodyChunk:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Stop working for a request or for one of its choices (api -> router, router -> any worker)."""
+    """Stop working for a request or for one of its choices (api -> router, router -> any worker).
+
+    A detokenizer gets it for an attempt that was given up; of one that is cancelled the engine tells it the end.
+    """
 
     request_id: str
     attempt: int = 0  # 0 from the API process, which knows of no attempts

@@ -174,7 +174,8 @@ def test_words_about_the_unknown_are_answered_with_an_abort() -> None:
     bench.undelivered("nobody", 4)
     bench.core.accepted(TOKENIZER_0, Accepted("nobody", 5, True, 1, 3, (b"", b"", b"")), bench.now)
     bench._take()
-    assert bench.sent_to(ENGINE, Abort) == [Abort("nobody", 3), Abort("nobody", 4), Abort("nobody", 5)]
+    for worker in (ENGINE, DETOKENIZER):
+        assert bench.sent_to(worker, Abort) == [Abort("nobody", 3), Abort("nobody", 4), Abort("nobody", 5)]
     assert bench.sent_to(API, ReadyBytes) == []
 
 

@@ -245,6 +245,15 @@ def test_an_engine_that_lost_its_detokenizer_stops_the_old_attempt() -> None:
     assert Abort("r", 1) in bench.sent_to(placed.engine, Abort)
 
 
+def test_the_detokenizer_of_an_attempt_that_was_given_up_forgets_it() -> None:
+    """Its engine says no more of that attempt once it has the next: the record stayed for ever."""
+    bench = Bench()
+    bench.submit("r")
+    bench.accept("r")
+    bench.die(bench.worker_of("r"))  # the ids are sent again, perhaps to others
+    assert bench.sent_to(DETOKENIZER, Abort) == [Abort("r", 1)]
+
+
 def test_output_of_an_old_attempt_is_dropped_and_aborted() -> None:
     bench = Bench()
     bench.running("r", 1)

@@ -1,0 +1,82 @@
+"""Whatever dies, whenever, and in whatever order the messages come: every request ends once, with the right text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers.router_world import World
+from tokservice.wire.messages import Role
+
+WORKERS = (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
+
+
+def _play(
+    world: World,
+    *,
+    steps: int,
+    deaths: float = 0.0,
+    leavers: float = 0.01,
+    long_waits: float = 0.0,
+    max_deaths: int = 99,
+) -> None:
+    for _ in range(steps):
+        what = world.rng.random()
+        if what < 0.05:
+            world.submit()
+        elif what < 0.05 + leavers:
+            world.client_leaves()
+        elif what < 0.05 + leavers + deaths:
+            if world.workers and sum(world.deaths.values()) < max_deaths:
+                world.kill(world.rng.choice(list(world.workers)))
+        elif what < 0.05 + leavers + deaths + long_waits:
+            world.wait_long()
+        else:
+            world.act()
+    world.settle()
+    world.check()
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@given(SEEDS)
+def test_without_deaths(seed: int) -> None:
+    world = World(seed)
+    _play(world, steps=600)
+    assert not any(b'"error"' in data for client in world.clients.values() for _, _, data in client.rows)
+
+
+@given(SEEDS)
+@settings(max_examples=200)
+def test_one_death_is_never_seen(seed: int) -> None:
+    _play(World(seed), steps=400, deaths=0.02, max_deaths=1)
+
+
+@given(SEEDS)
+@settings(max_examples=200)
+def test_many_deaths(seed: int) -> None:
+    _play(World(seed), steps=800, deaths=0.02, leavers=0.02)
+
+
+@given(SEEDS)
+def test_stalls_and_deaths(seed: int) -> None:
+    _play(World(seed), steps=600, deaths=0.01, long_waits=0.01)
+
+
+@given(SEEDS)
+def test_all_of_a_kind_die_at_once(seed: int) -> None:
+    world = World(seed)
+    for role in (*WORKERS, Role.API):
+        _play(world, steps=150)
+        for identity in [name for name in world.workers if name.startswith(role.label)]:
+            world.kill(identity)
+        _play(world, steps=150)
+
+
+@pytest.mark.slow
+@given(SEEDS)
+@settings(max_examples=3000)
+def test_many_deaths_for_long(seed: int) -> None:
+    _play(World(seed), steps=3000, deaths=0.01, leavers=0.02, long_waits=0.002)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -105,7 +106,7 @@ class Metrics:
         return tuple(Metric(name, labels, tuple(values)) for (name, labels), values in self._values.items())
 
     def _slot(self, name: str, size: int, labels: Mapping[str, object]) -> list[float]:
-        text = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) if labels else ""
+        text = ",".join(f'{key}="{_escaped(value)}"' for key, value in sorted(labels.items())) if labels else ""
         slot = self._values.get((name, text))
         if slot is None:
             if name not in CATALOGUE:
@@ -122,8 +123,8 @@ class MetricsPage:
         self._retired: dict[tuple[str, str], list[float]] = {}
 
     def update(self, identity: str, metrics: Iterable[Metric]) -> None:
-        """Replace the values of a process; unknown names are left out."""
-        self._living[identity] = tuple(metric for metric in metrics if metric.name in CATALOGUE)
+        """Replace the values of a process; what the catalogue does not know in this form is left out."""
+        self._living[identity] = tuple(filter(_is_known, metrics))
 
     def retire(self, identity: str) -> None:
         """Keep what a dead process counted."""
@@ -145,6 +146,15 @@ class MetricsPage:
             for labels, values in series:
                 lines += _lines(name, spec, labels, values)
         return ("\n".join(lines) + "\n").encode()
+
+
+def _is_known(metric: Metric) -> bool:
+    spec = CATALOGUE.get(metric.name)
+    return spec is not None and len(metric.values) == (len(spec.buckets) + 2 if spec.kind == "histogram" else 1)
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _labels(metric: Metric, identity: str) -> str:
@@ -180,4 +190,6 @@ def _lines(name: str, spec: Spec, labels: str, values: list[float]) -> list[str]
 
 
 def _number(value: float) -> str:
+    if not math.isfinite(value):
+        return {math.inf: "+Inf", -math.inf: "-Inf"}.get(value, "NaN")
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

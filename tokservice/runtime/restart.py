@@ -4,6 +4,7 @@ from __future__ import annotations
 
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 4.0
+MAX_DOUBLINGS = 16  # of the pause: far beyond the longest, and no overflow after a thousand deaths
 CRASH_LOOP_DEATHS = 5
 
 
@@ -18,7 +19,8 @@ class RestartPolicy:
         self._num_useless = 0 if did_work else self._num_useless + 1
         if self._num_useless <= 1:
             return 0.0
-        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._num_useless - 2))
+        doublings = min(self._num_useless - 2, MAX_DOUBLINGS)
+        return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings)
 
     @property
     def is_crash_loop(self) -> bool:

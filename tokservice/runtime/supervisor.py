@@ -116,6 +116,8 @@ class Supervisor:
         for role in STOP_ORDER:
             children = [child for child in self._of_role(role) if child.process is not None]
             for child in children:
+                if child.hello is None:
+                    child.kill()  # it holds nothing yet, and does not listen while it loads
                 self._send(child, Stop(drain=False))
             self._pump(
                 lambda children=children: all(child.process is None for child in children),  # type: ignore[misc]
@@ -153,6 +155,7 @@ class Supervisor:
                 os.read(self._signal_read, 4096)
             for sender, message in self._channel.receive():
                 self._on_message(sender, message)
+            self._flush()
             self._reap(time.monotonic())
             self._roll(time.monotonic())
             if time.monotonic() >= self._next_publish_s:
@@ -246,6 +249,8 @@ class Supervisor:
                 child.hello = message
                 log.info("ready identity=%s pid=%d", sender, message.pid)
                 self._announce()
+                if self._phase == "draining" and child.role in (Role.API, Role.ROUTER):
+                    self._send(child, Stop(drain=True))  # it was started after the others were told
                 if child.role is Role.API:
                     self._publish_models(child)
                 if child.role is Role.ENGINE:
@@ -260,6 +265,13 @@ class Supervisor:
                 self._page.update(sender, message.metrics)
                 if caught_up:
                     self._next_publish_s = 0.0
+
+    def _flush(self) -> None:
+        """Go on with what a child that had stalled did not take."""
+        try:
+            self._channel.flush()
+        except PeerLost as lost:
+            log.debug("not delivered peer=%s", lost)
 
     def _send(self, child: Child, message: Message) -> None:
         if child.hello is None:

@@ -5,6 +5,7 @@ Engine process. torch is imported here only once the configuration asks for it.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from engine.core import EngineCore
@@ -23,6 +24,9 @@ def build_core(config: Config, model_dir: Path) -> EngineCore:
             eos_token_ids=eos_token_ids(model_dir),
             max_model_len=config.model.max_model_len,
         )
+    # An OpenMP thread that waits for a partner without a core of its own burns the core that the partner needs;
+    # by default for milliseconds. Read when torch's library is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from engine.torch_core.engine import load_torch_engine  # seconds, and not for everyone
 
     return load_torch_engine(config, model_dir)

@@ -3,6 +3,7 @@
     python -m scripts.bench_engine                       the whole table on the default model
     python -m scripts.bench_engine --concurrency 1 8     some sizes only
     python -m scripts.bench_engine --set engine.deterministic=true
+    python -m scripts.bench_engine --quality             what the weight formats cost, instead
 
 Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
 (half to one and a half times), the same for both sides; every sequence gets exactly --output tokens.
@@ -20,13 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from engine.core import EngineCore, EngineRequest
 from engine.load import build_core
+from engine.torch_core.batch import build_batch
+from engine.torch_core.request import sequences_of
+from engine.torch_core.scheduler import Chunk
 from tokservice.models.default_model import ensure_default_model
 from tokservice.runtime.config import Config, resolve
 from tokservice.wire.messages import SamplingParams
 
+TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()[:4000]  # English of some length that every checkout has
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -41,9 +47,12 @@ def main() -> int:
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--no-latency", action="store_true", help="leave out the long prompt and the shared prefix")
     parser.add_argument("--set", action="append", default=[], metavar="section.key=value")
+    parser.add_argument("--quality", action="store_true", help="KL divergence of each weight format from float32")
     args = parser.parse_args()
 
     model_dir = args.model_dir or ensure_default_model()
+    if args.quality:
+        return _quality(model_dir)
     config = resolve(None, args.set)
     core = build_core(config, model_dir)
     reference = None if args.no_transformers else _reference(model_dir)
@@ -180,6 +189,33 @@ def _shared_prefix(core: EngineCore, length: int = 2000) -> dict[str, Any]:
         times.append(time.perf_counter() - start)
     print(f"time to first token of a {length}-token prefix: {times[0]:.3f} s, the second time {times[1]:.3f} s")
     return {"prefix_first_s": times[0], "prefix_second_s": times[1]}
+
+
+def _quality(model_dir: Path) -> int:
+    """Mean KL divergence of the next token's distribution from float32, on a fixed text."""
+    logits = {name: _text_logits(model_dir, name) for name in ("float32", "auto", "int8")}
+    exact = logits.pop("float32").log_softmax(-1)
+    result = {}
+    for name, values in logits.items():
+        others = values.log_softmax(-1)
+        divergence = (exact.exp() * (exact - others)).sum(-1).mean().item()
+        agree = (exact.argmax(-1) == others.argmax(-1)).float().mean().item()
+        result[name] = {"kl": divergence, "same_greedy_token": agree}
+        print(f"{name:8s} mean KL divergence {divergence:.2e}, same greedy token at {agree:.1%} of {len(exact)} places")
+    print(json.dumps({"quality": result}))
+    return 0
+
+
+def _text_logits(model_dir: Path, weight_format: str) -> torch.Tensor:
+    core: Any = build_core(resolve(None, [f"engine.weight_format={weight_format}"]), model_dir)
+    text = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(TEXT).ids
+    (sequence,) = sequences_of(EngineRequest("t", 1, SamplingParams(), (np.array(text, np.uint32),)), 8192, (), 0)
+    sequence.block_table = list(range(len(text)))
+    runner = core._runner
+    batch = build_batch([Chunk(sequence, 0, len(text))], 32, runner.max_lookup_tokens)
+    with torch.inference_mode():
+        logits: torch.Tensor = runner.model.logits(runner.forward(batch))
+    return logits
 
 
 def _timed_step(core: EngineCore) -> float:

@@ -6,7 +6,6 @@ Engine process.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,19 +15,15 @@ from torch import Tensor
 
 from engine.checks import check_request
 from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs
-from engine.model_files import eos_token_ids, read_json
-from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
+from engine.model_files import eos_token_ids
 from engine.torch_core.batch import StepBatch, build_batch
 from engine.torch_core.guide import GuideFailed, GuideMaker
 from engine.torch_core.kv_cache import BlockPool
-from engine.torch_core.model import Model
-from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.request import Sequence, Status, sequences_of
+from engine.torch_core.runner import Runner, load_runner
 from engine.torch_core.sampler import Sampler, prompt_logprobs
 from engine.torch_core.scheduler import Chunk, Scheduler
-from engine.torch_core.weights import Checkpoint
 from tokservice.runtime.config import Config, EngineConfig
-from tokservice.wire.errors import StartupError
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason
 
 LOGIT_ROWS = 64  # logits of a whole prompt are computed in slices of so many rows
@@ -39,20 +34,14 @@ log = logging.getLogger(__name__)
 class TorchEngine:
     """Implements EngineCore."""
 
-    def __init__(
-        self, config: EngineConfig, model: Model, attention: CpuAttention, limits: EngineLimits, guides: GuideMaker
-    ) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner, limits: EngineLimits, guides: GuideMaker) -> None:
         self._limits = limits
-        self._model = model
-        self._attention = attention
+        self._runner = runner
         self._guides = guides
         self._block_size = config.block_size
-        budget = config.max_num_batched_tokens
-        budget = min(budget, DETERMINISTIC_MAX_TOKENS) if config.deterministic else budget
-        self._max_lookup_tokens = budget if config.deterministic else MAX_LOOKUP_TOKENS
-        pool = BlockPool(limits.kv_cache_tokens // config.block_size, config.block_size)
-        self._scheduler = Scheduler(pool, budget, config.max_num_seqs, config.prefix_caching)
-        self._sampler = Sampler(limits.vocab_size, torch.device("cpu"))
+        pool = BlockPool(runner.num_blocks, config.block_size)
+        self._scheduler = Scheduler(pool, runner.max_batched_tokens, config.max_num_seqs, config.prefix_caching)
+        self._sampler = Sampler(limits.vocab_size, runner.device)
         self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices
         self._ended: list[ChoiceOutput] = []  # final outputs that the next step returns
         self._prompt_logprobs: dict[Sequence, list[Logprobs]] = {}  # of the chunks computed so far
@@ -127,10 +116,8 @@ class TorchEngine:
             if self._requests:
                 raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
             return outputs
-        batch = build_batch(chunks, self._block_size, self._max_lookup_tokens)
-        self._attention.begin(batch)
-        token_ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-        hidden = self._model.forward(token_ids, positions, self._attention)
+        batch = build_batch(chunks, self._block_size, self._runner.max_lookup_tokens)
+        hidden = self._runner.forward(batch)
         self._collect_prompt_logprobs(chunks, batch, hidden)
         self._count(chunks)
         self._scheduler.commit(chunks)
@@ -141,7 +128,7 @@ class TorchEngine:
         if not rows:
             return []
         sequences = [chunk.sequence for chunk in chunks if chunk.samples]
-        sampled = self._sampler.sample(self._model.logits(hidden[rows]), sequences)
+        sampled = self._sampler.sample(self._runner.model.logits(hidden[rows]), sequences)
         outputs = []
         for row, sequence in enumerate(sequences):
             token = int(sampled.token_ids[row])
@@ -221,7 +208,7 @@ class TorchEngine:
             last = min(chunk.end, sequence.num_prompt_tokens - 1)
             for lo in range(chunk.start, last, LOGIT_ROWS):
                 hi = min(lo + LOGIT_ROWS, last)
-                logits = self._model.logits(hidden[torch.from_numpy(rows[lo - chunk.start : hi - chunk.start])])
+                logits = self._runner.model.logits(hidden[torch.from_numpy(rows[lo - chunk.start : hi - chunk.start])])
                 targets = sequence.tokens[lo + 1 : hi + 1].astype(np.int64)
                 scored = prompt_logprobs(logits, targets, sequence.sampling.num_prompt_logprobs)
                 self._prompt_logprobs[sequence].append(scored)
@@ -236,57 +223,14 @@ def _joined(parts: list[Logprobs]) -> Logprobs:
 
 def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
     """Read a model folder and build the engine. Raises StartupError with one line for the operator."""
-    from tqdm import tqdm
-
     settings = config.engine
-    model_config = read_json(model_dir, "config.json", required=True)
-    spec = read_spec(model_config)
-    checkpoint = Checkpoint(model_dir)
-    _prepare_cpu(config)
-    max_len = min(config.model.max_model_len or spec.max_position, spec.max_position)
-    if config.model.max_model_len > spec.max_position:
-        raise StartupError(f"model.max_model_len is above the model's own limit of {spec.max_position}")
-    num_blocks = _num_blocks(settings, spec)
+    runner = load_runner(config, model_dir)
     limits = EngineLimits(
-        max_model_len=min(max_len, num_blocks * settings.block_size),
-        vocab_size=spec.vocab_size,
-        kv_cache_tokens=num_blocks * settings.block_size,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.model.spec.vocab_size,
+        kv_cache_tokens=runner.num_blocks * settings.block_size,
         eos_token_ids=eos_token_ids(model_dir),
         max_num_seqs=settings.max_num_seqs,
     )
-    model = Model(
-        spec,
-        checkpoint,
-        weight_format=_cpu_format(settings),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        max_len=limits.max_model_len,
-        progress=lambda layers: tqdm(layers, desc="layers", unit="layer", disable=None),
-    )
-    attention = CpuAttention(spec, num_blocks, settings.block_size)
-    guides = GuideMaker(model_dir, spec.vocab_size, limits.eos_token_ids)
-    return TorchEngine(settings, model, attention, limits, guides)
-
-
-def _cpu_format(settings: EngineConfig) -> str:
-    if settings.deterministic:
-        if settings.weight_format not in ("auto", "float32"):
-            raise StartupError("engine.deterministic needs engine.weight_format auto or float32")
-        return "float32"
-    return "float16" if settings.weight_format == "auto" else settings.weight_format
-
-
-def _prepare_cpu(config: Config) -> None:
-    if config.model.dtype not in ("auto", "float32"):
-        raise StartupError("model.dtype: on a CPU activations are float32; choose engine.weight_format instead")
-    threads = config.engine.threads or len(os.sched_getaffinity(0))
-    if config.engine.deterministic:
-        threads = 1 << (threads.bit_length() - 1)  # a power of two splits rows at vector boundaries
-    torch.set_num_threads(threads)
-
-
-def _num_blocks(settings: EngineConfig, spec: ModelSpec) -> int:
-    tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
-    if tokens < settings.block_size:
-        raise StartupError(f"the KV cache has no room for one block of {settings.block_size} tokens")
-    return tokens // settings.block_size
+    guides = GuideMaker(model_dir, limits.vocab_size, limits.eos_token_ids)
+    return TorchEngine(settings, runner, limits, guides)

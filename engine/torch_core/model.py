@@ -59,7 +59,7 @@ class Model:
         device: torch.device,
         dtype: torch.dtype,
         max_len: int,
-        progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+        progress: Callable[[range], Iterable[int]] = iter,
     ) -> None:
         """Load and pack; ``weight_format`` is one of ``linear.CPU_FORMATS`` or "plain", ``dtype`` that of activations.
 

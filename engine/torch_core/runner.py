@@ -1,0 +1,152 @@
+"""Model, KV cache and kernels on the device of the configuration: from a step's rows to hidden states.
+
+Engine process. The one place that knows how the devices differ.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from engine.model_files import read_json
+from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
+from engine.torch_core.attention_cuda import GatherAttention
+from engine.torch_core.batch import StepBatch
+from engine.torch_core.decode_graphs import DecodeGraphs
+from engine.torch_core.model import Model
+from engine.torch_core.model_spec import ModelSpec, read_spec
+from engine.torch_core.weights import Checkpoint
+from tokservice.runtime.config import Config
+from tokservice.wire.errors import StartupError
+
+DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class Runner:
+    """Computes steps. Not thread-safe."""
+
+    model: Model
+    attention: CpuAttention | GatherAttention
+    graphs: DecodeGraphs | None
+    device: torch.device
+    num_blocks: int
+    max_model_len: int
+    max_lookup_tokens: int  # longest chunk that ``build_batch`` should arrange for lookup
+    max_batched_tokens: int  # of one step
+
+    def forward(self, batch: StepBatch) -> Tensor:
+        """Hidden states (num_rows, hidden_size) of a step; its keys and values are stored."""
+        hidden = self.graphs.run(batch) if self.graphs is not None else None
+        if hidden is not None:
+            return hidden
+        self.attention.begin(batch)
+        token_ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
+        return self.model.forward(token_ids.to(self.device), positions.to(self.device), self.attention)
+
+
+def load_runner(config: Config, model_dir: Path) -> Runner:
+    """Read a model folder. Raises StartupError with one line for the operator."""
+    device = _device(config.engine.device)
+    spec = read_spec(read_json(model_dir, "config.json", required=True))
+    if config.model.max_model_len > spec.max_position:
+        raise StartupError(f"model.max_model_len is above the model's own limit of {spec.max_position}")
+    checkpoint = Checkpoint(model_dir)
+    max_len = config.model.max_model_len or spec.max_position
+    return (_load_cuda if device.type == "cuda" else _load_cpu)(config, spec, checkpoint, device, max_len)
+
+
+def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: torch.device, max_len: int) -> Runner:
+    settings = config.engine
+    weight_format = "float16" if settings.weight_format == "auto" else settings.weight_format
+    if settings.deterministic:
+        if settings.weight_format not in ("auto", "float32"):
+            raise StartupError("engine.deterministic needs engine.weight_format auto or float32")
+        weight_format = "float32"
+    if config.model.dtype not in ("auto", "float32"):
+        raise StartupError("model.dtype: on a CPU activations are float32; choose engine.weight_format instead")
+    threads = settings.threads or len(os.sched_getaffinity(0))
+    if settings.deterministic:
+        threads = 1 << (threads.bit_length() - 1)  # a power of two splits rows at vector boundaries
+    torch.set_num_threads(threads)
+    cache_tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
+    num_blocks = _num_blocks(cache_tokens, settings.block_size)
+    max_len = min(max_len, num_blocks * settings.block_size)
+    model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len)
+    budget = settings.max_num_batched_tokens
+    budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
+    return Runner(
+        model=model,
+        attention=CpuAttention(spec, num_blocks, settings.block_size),
+        graphs=None,
+        device=device,
+        num_blocks=num_blocks,
+        max_model_len=max_len,
+        max_lookup_tokens=budget if settings.deterministic else MAX_LOOKUP_TOKENS,
+        max_batched_tokens=budget,
+    )
+
+
+def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: torch.device, max_len: int) -> Runner:
+    settings = config.engine
+    if settings.deterministic:
+        raise StartupError("engine.deterministic is for a CPU: on a GPU kernels depend on the batch")
+    if settings.weight_format != "auto":
+        raise StartupError("engine.weight_format is for a CPU: on a GPU choose model.dtype")
+    dtype = DTYPES[config.model.dtype]
+    model = _load_model(spec, checkpoint, "plain", device, dtype, max_len)
+    cache_tokens = settings.kv_cache_tokens
+    if not cache_tokens:
+        free, total = torch.cuda.mem_get_info(device)
+        # Logits and activations of a full step stay outside the cache.
+        step_bytes = (
+            8 * settings.max_num_seqs * spec.vocab_size + 64 * settings.max_num_batched_tokens * spec.hidden_size
+        )
+        room = int(total * settings.gpu_memory_utilization) - (total - free) - step_bytes
+        cache_tokens = max(room, 0) // GatherAttention.bytes_per_token(spec, dtype)
+    num_blocks = _num_blocks(cache_tokens, settings.block_size)
+    attention = GatherAttention(spec, num_blocks, settings.block_size, device, dtype)
+    return Runner(
+        model=model,
+        attention=attention,
+        graphs=DecodeGraphs(model, attention, record=True),
+        device=device,
+        num_blocks=num_blocks,
+        max_model_len=min(max_len, num_blocks * settings.block_size),
+        max_lookup_tokens=1,
+        max_batched_tokens=settings.max_num_batched_tokens,
+    )
+
+
+def _load_model(
+    spec: ModelSpec, checkpoint: Checkpoint, weight_format: str, device: torch.device, dtype: torch.dtype, max_len: int
+) -> Model:
+    def progress(layers: range) -> tqdm[int]:
+        return tqdm(layers, desc="layers", unit="layer", disable=None)
+
+    return Model(
+        spec, checkpoint, weight_format=weight_format, device=device, dtype=dtype, max_len=max_len, progress=progress
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise StartupError(f"engine.device: no such device {name}") from error
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+        raise StartupError(f"engine.device: {name} is not usable here; choose auto, cpu or cuda")
+    return device
+
+
+def _num_blocks(cache_tokens: int, block_size: int) -> int:
+    if cache_tokens < block_size:
+        raise StartupError(f"the KV cache has no room for one block of {block_size} tokens")
+    return cache_tokens // block_size

@@ -30,7 +30,7 @@ from _report import json_line, ms, quantiles, share_name, significant, table
 from _scrape import Page, fresh_page
 from tqdm import tqdm
 
-CHARS_PER_TOKEN = 3.3  # of the generated text, in common vocabularies; what the server counted is reported
+CHARS_PER_TOKEN = 4.5  # of the text, in common vocabularies; what the server counted is reported
 NUM_PROMPTS = 64  # different ones, sent in turn
 LAG_SHARES = (0.5, 0.99, 0.999)
 

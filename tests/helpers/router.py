@@ -125,9 +125,9 @@ class Bench:
     def accept(
         self, request_id: str, *, attempt: int | None = None, stream: bool = True, choices: int = 1, worker: str = ""
     ) -> None:
-        prepare = self.last(Prepare, request_id)
+        attempt = attempt or self.last(Prepare, request_id).attempt
         frames = (b"sampling", b"context", ids(1, 2, 3))
-        message = Accepted(request_id, attempt or prepare.attempt, stream, choices, 3, frames)
+        message = Accepted(request_id, attempt, stream, choices, 3, frames)
         self.core.accepted(worker or self.worker_of(request_id), message, self.now)
         self._take()
 

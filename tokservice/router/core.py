@@ -378,10 +378,9 @@ class RouterCore:
 
     def _give_up_attempt(self, request: Request) -> None:
         """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
-        if request.state is State.RUNNING:
-            for worker, living in ((request.engine, self._engines), (request.detokenizer, self._detokenizers)):
-                if worker in living:
-                    self._send(worker, Abort(request.request_id, request.attempt))
+        for worker, living in ((request.engine, self._engines), (request.detokenizer, self._detokenizers)):
+            if worker in living:  # a dead tokenizer may have sent the ids before its word could be read
+                self._send(worker, Abort(request.request_id, request.attempt))
         self._place(request, "", "")
         request.attempt += 1
         request.state = State.PARKED

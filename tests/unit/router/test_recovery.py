@@ -143,11 +143,12 @@ def test_a_tokenizer_that_misses_its_deadline_gives_up_its_bodies() -> None:
         bench.live("tokenizer.2.1")
     other = bench.worker_of("r")
     assert other != slow
+    bench.forget_sent()
     bench.accept("r", attempt=1, worker=slow)  # it wakes up
     assert bench.sent_to(ENGINE, Abort) == [Abort("r", 1)]
     assert bench.rows("r") == []
-    bench.accept("r", worker=other)
-    bench.finish("r", attempt=bench.last(Prepare, "r").attempt)
+    bench.accept("r", attempt=bench.attempt_of("r"), worker=other)
+    bench.finish("r", attempt=bench.attempt_of("r"))
     assert bench.end_of("r") == (0, b"end")
     bench.assert_empty()
 

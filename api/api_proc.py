@@ -48,6 +48,7 @@ class Api:
         self._router = RouterClient(loop, process)
         self._app = App(process.config.api, api_keys, self._router, self._pages, process.metrics)
         self._stopped = asyncio.Event()
+        self._control: LoopChannel
 
     async def run(self) -> int:
         """Serve until the supervisor says stop."""
@@ -60,17 +61,17 @@ class Api:
             )
         except OSError as error:
             raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
-        control = LoopChannel(self._loop, self._process.control, self._on_control)
+        self._control = LoopChannel(self._loop, self._process.control, self._on_control)
         LoopLag(self._loop, settings.lag_heartbeat_ms / 1000, self._process.metrics)
         gc.collect()
         gc.freeze()  # a full collection over all that was imported would stop the loop for 10 ms and more
-        self._process.control.send(self._process.hello())
+        self._control.send(self._process.hello())
         self._beat()
         await self._stopped.wait()
         server.close()
         await self._flush()
         self._router.close()
-        control.close()
+        self._control.close()
         return EXIT_CLEAN
 
     def report(self, metrics: Metrics) -> tuple[int, int]:
@@ -94,6 +95,7 @@ class Api:
 
     def _beat(self) -> None:
         self._process.beat(self.report)
+        self._control.wake()  # the beat goes straight to the socket, and may have swallowed news of a message
         if self._process.stopping:  # SIGTERM, from somebody else than the supervisor
             self._stopped.set()
         self._loop.call_later(self._process.config.runtime.heartbeat_s, self._beat)

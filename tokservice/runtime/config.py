@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import tomllib
 import types
 import typing
@@ -33,6 +34,10 @@ def _require(condition: bool, key: str, rule: str) -> None:
         raise ConfigError(f"{key}: {rule}")
 
 
+def _require_nice(nice: int, key: str) -> None:
+    _require(0 <= nice <= 19, key, "must be between 0 and 19")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """[model]"""
@@ -42,22 +47,29 @@ class ModelConfig:
     max_model_len: int = 0  # prompt and output tokens of one sequence; 0: the model's own limit
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     chat_template: str = ""  # a Jinja file that replaces the model's own
+    tool_call_parser: str = "auto"  # how the model writes tool calls: hermes, llama3_json, mistral; auto: by its template
+    reasoning_parser: str = ""  # think: text between <think> and </think> becomes reasoning_content
 
     def __post_init__(self) -> None:
         _require(bool(self.path), "model.path", "must not be empty")
         _require(self.max_model_len >= 0, "model.max_model_len", "must be 0 (the model's own) or more")
         dtypes = ("auto", "float32", "bfloat16", "float16")
         _require(self.dtype in dtypes, "model.dtype", f"must be one of {', '.join(dtypes)}")
+        parsers = ("auto", "hermes", "llama3_json", "mistral")
+        _require(
+            self.tool_call_parser in parsers, "model.tool_call_parser", f"must be one of {', '.join(parsers)}"
+        )
+        _require(self.reasoning_parser in ("", "think"), "model.reasoning_parser", "must be empty or think")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiConfig:
     """[api]: the HTTP processes."""
 
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # address to listen on
     port: int = 8000  # 0: any free port
     processes: int = 1  # they share the port (SO_REUSEPORT)
-    nice: int = 0
+    nice: int = 0  # scheduling priority, 0 to 19; higher gives way to lower
     max_body_bytes: int = 64 * MIB  # a larger body gets 413
     max_header_bytes: int = 64 * KIB  # larger headers get 431
     max_connections: int = 4096  # further ones get 503
@@ -69,6 +81,7 @@ class ApiConfig:
     lag_heartbeat_ms: float = 10.0  # period of the monitor that measures the loop's lag
 
     def __post_init__(self) -> None:
+        _require_nice(self.nice, "api.nice")
         _require(bool(self.host), "api.host", "must not be empty")
         _require(0 <= self.port <= 65535, "api.port", "must be between 0 and 65535")
         _require(1 <= self.processes <= 64, "api.processes", "must be between 1 and 64")
@@ -82,7 +95,7 @@ class ApiConfig:
 class RouterConfig:
     """[router]: admission and dispatch."""
 
-    nice: int = 0
+    nice: int = 0  # scheduling priority, 0 to 19; higher gives way to lower
     max_unfinished_requests: int = 4096  # uploads included; above: 429
     max_unfinished_bytes: int = 256 * MIB  # bodies and journals; above: 429
     long_body_bytes: int = 64 * KIB  # a larger body is long: it never delays short ones
@@ -91,6 +104,7 @@ class RouterConfig:
     total_timeout_s: float = 3600.0  # from the first byte to the last; then 504
 
     def __post_init__(self) -> None:
+        _require_nice(self.nice, "router.nice")
         for name in ("max_unfinished_requests", "max_unfinished_bytes", "long_body_bytes"):
             _require(getattr(self, name) >= 1, f"router.{name}", "must be at least 1")
         for name in ("long_wait_s", "queue_timeout_s", "total_timeout_s"):
@@ -101,18 +115,22 @@ class RouterConfig:
 class TokenizerConfig:
     """[tokenizer]: the pool that parses, validates, renders templates and encodes."""
 
-    workers: int = 2
-    nice: int = 5
+    workers: int = 2  # processes; of two or more one is kept free of long bodies
+    nice: int = 5  # below the HTTP processes, which only move bytes and must never wait
     capacity: int = 4  # short bodies in flight at one worker
-    backend: str = "hf"  # hf: the `tokenizers` library
-    allow_special_in_content: bool = True  # special tokens typed by users keep their meaning, as elsewhere
+    backend: str = "auto"  # hf: the `tokenizers` library; fastokens; auto: fastokens if a self-test finds it equal
+    allow_special_in_content: bool = True  # control tokens typed in messages keep their meaning, as elsewhere
+    shadow_check_rate: float = 0.0  # share of the texts, 0 to 1, compared with the reference after the answer
     max_choices: int = 128  # prompts * n of one request
-    max_json_depth: int = 64
+    max_json_depth: int = 64  # nested arrays and objects of a body
 
     def __post_init__(self) -> None:
+        _require_nice(self.nice, "tokenizer.nice")
         _require(1 <= self.workers <= 64, "tokenizer.workers", "must be between 1 and 64")
         _require(self.capacity >= 1, "tokenizer.capacity", "must be at least 1")
-        _require(self.backend in ("hf",), "tokenizer.backend", "must be hf")
+        backends = ("auto", "hf", "fastokens")
+        _require(self.backend in backends, "tokenizer.backend", f"must be one of {', '.join(backends)}")
+        _require(0 <= self.shadow_check_rate <= 1, "tokenizer.shadow_check_rate", "must be between 0 and 1")
         _require(self.max_choices >= 1, "tokenizer.max_choices", "must be at least 1")
         _require(self.max_json_depth >= 4, "tokenizer.max_json_depth", "must be at least 4")
 
@@ -121,10 +139,11 @@ class TokenizerConfig:
 class DetokenizerConfig:
     """[detokenizer]: the pool that turns token ids into finished bytes."""
 
-    workers: int = 1
-    nice: int = 3
+    workers: int = 1  # processes
+    nice: int = 3  # before the tokenizers: a stream waits for each of its tokens
 
     def __post_init__(self) -> None:
+        _require_nice(self.nice, "detokenizer.nice")
         _require(1 <= self.workers <= 64, "detokenizer.workers", "must be between 1 and 64")
 
 
@@ -144,10 +163,11 @@ class EngineConfig:
     block_size: int = 32  # tokens of one KV cache block
     kv_cache_tokens: int = 0  # 0: from kv_cache_bytes on a CPU, from gpu_memory_utilization on a GPU
     kv_cache_bytes: int = 1024 * MIB  # on a CPU
-    gpu_memory_utilization: float = 0.9
-    prefix_caching: bool = True
+    gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights and KV cache
+    prefix_caching: bool = True  # prompts that begin alike share KV cache blocks
 
     def __post_init__(self) -> None:
+        _require_nice(self.nice, "engine.nice")
         _require(self.kind in ("torch", "simulated"), "engine.kind", "must be torch or simulated")
         _require(1 <= self.processes <= 64, "engine.processes", "must be between 1 and 64")
         _require(
@@ -166,7 +186,7 @@ class SimulatedConfig:
 
     prefill_tokens_per_s: float = 0.0  # 0: prefill takes no time
     step_ms: float = 20.0  # time of one step: each running choice gets one token; 0: no pause at all
-    max_model_len: int = 1_048_576
+    max_model_len: int = 1_048_576  # prompt and output tokens of one sequence; up to 1048576
 
     def __post_init__(self) -> None:
         _require(self.prefill_tokens_per_s >= 0, "simulated.prefill_tokens_per_s", "must be 0 or more")
@@ -178,11 +198,11 @@ class SimulatedConfig:
 class RuntimeConfig:
     """[runtime]: common life of the processes."""
 
-    run_dir: str = ""  # empty: a new private folder, removed at the end
-    log_level: str = "info"
+    run_dir: str = ""  # empty: a new private folder; else one that is new, empty or of an earlier run
+    log_level: str = "info"  # debug, info, warning, error
     start_timeout_s: float = 120.0  # until every process is ready
     drain_timeout_s: float = 30.0  # after SIGTERM, for running requests
-    heartbeat_s: float = 0.5
+    heartbeat_s: float = 0.5  # period of every process's heartbeat, and of the pages made from them
     stall_timeout_s: float = 5.0  # no heartbeat for so long: not ready
     busy_stall_timeout_s: float = 30.0  # the same for tokenizers and engines, whose single piece of work may be long
     hang_timeout_s: float = 120.0  # no heartbeat for so long: killed and replaced
@@ -274,7 +294,9 @@ def _parse_value(text: str) -> Any:
 def _assign(sections: dict[str, dict[str, Any]], name: str, value: Any) -> None:
     section, dot, key = name.partition(".")
     _require(bool(dot and key), name, "expected section.key")
-    sections.setdefault(section, {})[key] = value
+    values = sections.setdefault(section, {})
+    _require(isinstance(values, dict), section, "must be a section, not a value")
+    values[key] = value
 
 
 def _build_section(section: str, kind: type, values: Mapping[str, Any]) -> Any:
@@ -290,6 +312,8 @@ def _build_section(section: str, kind: type, values: Mapping[str, Any]) -> Any:
 def _checked(name: str, kind: Any, value: Any) -> Any:
     if kind is float and type(value) is int:
         return float(value)
+    if type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{name}: must be a finite number")
     if type(value) is kind:
         return value
     expected = kind.__name__ if not isinstance(kind, types.GenericAlias) else str(kind)

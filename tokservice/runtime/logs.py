@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import selectors
 import stat
-import sys
 import threading
 import traceback
 from typing import IO
@@ -51,9 +51,13 @@ def set_up_logging(process_name: str, level: str) -> None:
 
 
 class LogRelay:
-    """A thread of the launcher that copies the children's standard errors to its own."""
+    """A thread of the launcher that copies the children's standard errors to its own (``descriptor``).
 
-    def __init__(self) -> None:
+    It waits for a terminal that blocks, and outlives one that is gone: the children's pipes are always drained.
+    """
+
+    def __init__(self, descriptor: int = 2) -> None:
+        self._descriptor = descriptor
         self._selector = selectors.DefaultSelector()
         self._wake_read, self._wake_write = os.pipe()
         self._selector.register(self._wake_read, selectors.EVENT_READ)
@@ -71,6 +75,12 @@ class LogRelay:
         self._stopping = True
         os.write(self._wake_write, b".")
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            for key in list(self._selector.get_map().values()):
+                _close(key)
+            self._selector.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     def _run(self) -> None:
         while not (self._stopping and len(self._selector.get_map()) == 1):
@@ -86,7 +96,21 @@ class LogRelay:
             return
         if not lines:
             self._selector.unregister(key.fileobj)
-            key.fileobj.close()  # type: ignore[union-attr]
+            _close(key)
             return
-        sys.stderr.buffer.write(lines)
-        sys.stderr.buffer.flush()
+        self._write(lines)
+
+    def _write(self, lines: bytes) -> None:
+        while lines:
+            try:
+                lines = lines[os.write(self._descriptor, lines) :]
+            except BlockingIOError:
+                select.select((), (self._descriptor,), ())
+            except OSError:
+                return  # nobody reads any more
+
+
+def _close(key: selectors.SelectorKey) -> None:
+    """A child's pipe; the relay's own is a number."""
+    if not isinstance(key.fileobj, int):
+        key.fileobj.close()  # type: ignore[attr-defined]

@@ -91,6 +91,7 @@ class Process:
         self._channels: dict[zmq.Socket[bytes], tuple[Channel, Callable[[str, Message], None]]] = {}
         self._poller = zmq.Poller()
         self._next_beat = 0.0
+        self._num_malformed_before = 0  # on channels that are closed
         self.topology_version = 0
         self.draining = False
 
@@ -109,6 +110,7 @@ class Process:
         if channel.socket in self._poller:
             self._poller.unregister(channel.socket)
         del self._channels[channel.socket]
+        self._num_malformed_before += channel.num_malformed
         channel.close()
 
     def hello(self, endpoints: tuple[str, ...] = (), capacity: int = 0, limits: EngineLimits | None = None) -> Hello:
@@ -129,8 +131,9 @@ class Process:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self.metrics.set("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
         self.metrics.set("process_resident_memory_bytes", _resident_bytes())
-        malformed = self.control.num_malformed + sum(channel.num_malformed for channel, _ in self._channels.values())
-        self.metrics.set("malformed_messages_total", malformed)
+        channels = {self.control, *(channel for channel, _ in self._channels.values())}
+        malformed = sum(channel.num_malformed for channel in channels)
+        self.metrics.set("malformed_messages_total", self._num_malformed_before + malformed)
         self.control.send(
             Heartbeat(progress, unfinished, self.topology_version, self.draining, self.metrics.snapshot())
         )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from tokservice.runtime.process import Process
 from tokservice.wire.channels import Channel, dealer, push
 from tokservice.wire.errors import PeerLost
 from tokservice.wire.messages import Hello, Message, Role, Topology
-
-log = logging.getLogger(__name__)
 
 ROUTER_API_ENDPOINT = 0
 ROUTER_WORKER_ENDPOINT = 1
@@ -51,13 +48,13 @@ class RouterLink:
             self.send(self._hello())
 
     def send(self, message: Message) -> None:
-        """Send to the router; without one the message is moot and dropped."""
-        if self._channel is None:
-            return
-        try:
+        """Send to the router; without one the message is moot and dropped.
+
+        Raises PeerLost where the router is too far behind. Nobody catches it: what followed a lost message would
+        be wrong (text with a gap), so the worker ends, and the router begins its requests again.
+        """
+        if self._channel is not None:
             self._channel.send(message)
-        except PeerLost as lost:
-            log.warning("router lost reason=%s", lost)
 
 
 class PeerLinks:

@@ -57,7 +57,7 @@ class Api:
         self._sweep()
         try:
             server = await self._loop.create_server(
-                lambda: HttpConnection(self._app, self._loop.time()), sock=_listen(settings.host, settings.port)
+                lambda: HttpConnection(self._app, self._loop), sock=_listen(settings.host, settings.port)
             )
         except OSError as error:
             raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error

@@ -1,7 +1,8 @@
 """One HTTP/1.1 connection: requests in, responses out, paced in both directions. API process.
 
 Requests are answered in their order; what a client sends ahead waits, up to a limit beyond which the
-connection is not read. So does everything while the client does not read its answers.
+connection is not read. So does everything while the client does not read its answers. However fast a client
+sends, it gets a small share of each turn of the loop.
 
 A client that closes its sending side counts as gone (as with most servers and proxies): HTTP has no other
 sign by which work for a plain response could be stopped before it is written. It is seen while the
@@ -24,7 +25,8 @@ from tokservice.wire.errors import REQUEST_TIMEOUT, RequestError
 from tokservice.wire.messages import Buffer
 
 MAX_SENT_AHEAD_BYTES = 64 * 1024  # of a client that does not wait for its answers
-PARSE_BYTES = 4096  # at once, beside bodies: it bounds the number of requests that wait
+PARSE_BYTES = 4096  # in one turn of the loop, beside bodies of stated length
+FULL_READ_BYTES = 64 * 1024  # a larger read is the last of its turn (libuv would make 32 of 256 KB each)
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
@@ -61,19 +63,21 @@ class Application(Protocol):
 class HttpConnection(asyncio.Protocol):
     """See the module's docstring."""
 
-    def __init__(self, application: Application, now_s: float) -> None:
+    def __init__(self, application: Application, loop: asyncio.AbstractEventLoop) -> None:
         self.is_surplus = False
         self._application = application
         self._settings = application.settings
+        self._loop = loop
         self._transport: asyncio.Transport
         self._gone = False
-        self._now_s = now_s  # as of the last sweep
-        self._since_s = now_s  # when the connection began to wait for what it now waits for
+        self._now_s = self._since_s = (
+            loop.time()
+        )  # the last sweep; when the connection began to wait for what it now waits for
         # reading
         self._reader = RequestReader(self, application.settings.max_header_bytes)
         self._exchanges: deque[Exchange] = deque()  # unfinished; the first is being served
         self._sent_ahead = bytearray()  # not yet parsed
-        self._feeding = False
+        self._turn: asyncio.Handle | None = None  # of the loop, in which reading goes on
         self._advancing = False
         self._upload_paused = False
         self._reading = True
@@ -94,6 +98,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, or we closed."""
         self._gone = True
+        if self._turn is not None:
+            self._turn.cancel()
         self._application.closed(self)
         unfinished = [exchange for exchange in self._exchanges if not exchange.finished]
         self._exchanges.clear()
@@ -114,11 +120,13 @@ class HttpConnection(asyncio.Protocol):
         """Bytes from the client."""
         if self._discarding:
             return
-        if self._is_answer_due:
+        if self._sent_ahead or self._is_answer_due:
             self._sent_ahead += data
         else:
-            self._feed(data)
-        self._pace_reading()
+            size = self._share_bytes
+            self._sent_ahead += data[size:]
+            self._parse(data[:size])
+        self._pace_reading(yielding=len(data) >= FULL_READ_BYTES)
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
@@ -267,21 +275,30 @@ class HttpConnection(asyncio.Protocol):
     def _is_answer_due(self) -> bool:
         return bool(self._exchanges) and self._exchanges[-1].complete
 
-    def _feed(self, data: bytes) -> None:
-        """Parse up to the end of a request that has to wait for its answer; the rest is sent ahead."""
-        self._feeding = True
-        rest = memoryview(data)
+    @property
+    def _share_bytes(self) -> int:
+        """What one turn of the loop may parse: requests and chunks cost time, a body of stated length does not."""
+        return max(PARSE_BYTES, self._reader.body_left)
+
+    def _take_turn(self) -> None:
+        """Go on with what was sent ahead, after the loop has looked at others."""
+        self._turn = None
+        if self._has_work:
+            size = self._share_bytes
+            data = bytes(memoryview(self._sent_ahead)[:size])
+            del self._sent_ahead[:size]
+            self._parse(data)
+        self._pace_reading()
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._sent_ahead) and not (self._is_answer_due or self._upload_paused)
+
+    def _parse(self, data: bytes) -> None:
         try:
-            while rest and not self._discarding and not self._is_answer_due:
-                size = max(PARSE_BYTES, self._reader.body_left)
-                self._reader.feed(rest[:size])
-                rest = rest[size:]
+            self._reader.feed(data)
         except Refused as refused:
             self.refuse(refused.error)
-        finally:
-            self._feeding = False
-        if not self._discarding:
-            self._sent_ahead += rest
 
     def _advance(self) -> None:
         """Begin the request whose turn it is, once the client has read what came before."""
@@ -295,9 +312,6 @@ class HttpConnection(asyncio.Protocol):
             if not exchange.is_answered and (exchange.kept or exchange.complete):
                 self._application.body(exchange)
         self._advancing = False
-        if self._sent_ahead and not self._feeding and not self._is_answer_due:
-            data, self._sent_ahead = bytes(self._sent_ahead), bytearray()
-            self._feed(data)
         self._pace_reading()
 
     def _discard_input(self) -> None:
@@ -305,9 +319,13 @@ class HttpConnection(asyncio.Protocol):
         self._sent_ahead.clear()
         self._pace_reading()
 
-    def _pace_reading(self) -> None:
+    def _pace_reading(self, *, yielding: bool = False) -> None:
+        """Read only while what has been read is dealt with; ``yielding``: others come first."""
+        if self._turn is None and (yielding or self._has_work):
+            self._turn = self._loop.call_soon(self._take_turn)
         num_ahead = len(self._sent_ahead) + sum(len(item.kept) for item in self._exchanges if not item.begun)
-        reading = self._discarding or (not self._upload_paused and num_ahead <= MAX_SENT_AHEAD_BYTES)
+        waits = self._turn is not None or self._upload_paused or num_ahead > MAX_SENT_AHEAD_BYTES
+        reading = self._discarding or not waits
         if reading != self._reading and not self._gone:
             self._reading = reading
             if reading:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -52,6 +54,30 @@ TOKENS = (
     b"Transfer-Encoding: chunked\r\n|Host: a\r\n|Connection: close\r\n|Upgrade: h2c\r\n|Expect: 100-continue\r\n|"
     b"GET |POST |HEAD /health HTTP/1.1\r\n"
 ).split(b"|")
+
+
+@dataclass
+class FakeLoop:
+    """Turns are taken when the test says so."""
+
+    ready: deque[Callable[[], None]] = field(default_factory=deque)
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_soon(self, callback: Callable[[], None]) -> FakeLoop:
+        assert callback not in self.ready
+        self.ready.append(callback)
+        return self
+
+    def cancel(self) -> None:
+        """The handle's: there is only one at a time."""
+        self.ready.clear()
+
+    def turn(self) -> None:
+        """What has been planned so far."""
+        for _ in range(len(self.ready)):
+            self.ready.popleft()()
 
 
 @dataclass
@@ -246,7 +272,8 @@ def one_connection(seed: int) -> None:
     metrics = Metrics()
     app = App(SETTINGS, (), router, Pages(), metrics)  # type: ignore[arg-type]
     app.date = b"Sun, 06 Nov 1994 08:49:37 GMT"
-    connection = HttpConnection(app, 0.0)
+    loop = FakeLoop()
+    connection = HttpConnection(app, loop)  # type: ignore[arg-type]
     transport = FakeTransport(choice, connection)
     connection.connection_made(transport)  # type: ignore[arg-type]
     data = mutated(choice)
@@ -262,6 +289,7 @@ def one_connection(seed: int) -> None:
             data = data[size:]
         if choice.random() < 0.5 or not transport.reading:
             router.act(choice)
+        loop.turn()
         if reads_well or choice.random() < 0.2:
             transport.client_reads()
         if choice.random() < 0.05:
@@ -271,6 +299,7 @@ def one_connection(seed: int) -> None:
     for _ in range(choice.choice((0, 3, 30))):
         if not transport.closing:
             router.act(choice)
+            loop.turn()
             transport.client_reads()
     if transport.closing:
         pass

@@ -52,9 +52,14 @@ class Upload:
     request_id: str
     route: int
     content_length: int
-    body: bytes = b""
+    pieces: list[bytes] = dataclasses.field(default_factory=list)
     complete: bool = False
     num_aborts: int = 0
+
+    @property
+    def body(self) -> bytes:
+        """As far as it has arrived."""
+        return b"".join(self.pieces)
 
 
 class StubRouter:
@@ -135,7 +140,7 @@ class StubRouter:
         upload = self.uploads[message.request_id]
         for frame in message.frames:
             self.largest_piece = max(self.largest_piece, len(frame))
-            upload.body += bytes(memoryview(frame))
+            upload.pieces.append(bytes(memoryview(frame)))
         upload.complete = message.complete
 
 
@@ -254,7 +259,7 @@ class ApiServer:
         self.app = App(self._process.config.api, self._api_keys, self.client, self.pages, self.metrics)
         self.app.date = DATE
         server = await self._loop.create_server(
-            lambda: HttpConnection(self.app, self._loop.time()), self._host, 0, backlog=2048
+            lambda: HttpConnection(self.app, self._loop), self._host, 0, backlog=2048
         )
         self.address = server.sockets[0].getsockname()[:2]
         self._ready.set()

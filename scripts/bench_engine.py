@@ -6,7 +6,8 @@
     python -m scripts.bench_engine --quality             what the weight formats cost, instead
 
 Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
-(half to one and a half times), the same for both sides; every sequence gets exactly --output tokens.
+(half to one and a half times), the same for both sides; every sequence gets exactly --output tokens. Beside the rate
+stands the CPU time of each token, which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +62,11 @@ def main() -> int:
     for concurrency in args.concurrency:
         prompts = _prompts(concurrency, args.prompt, core.limits.vocab_size)
         row: dict[str, Any] = {"concurrency": concurrency}
-        row["engine"] = max(_engine_rate(core, prompts, args.output) for _ in range(args.repeat))
+        runs = [_measure(_run_engine, core, prompts, args.output) for _ in range(args.repeat)]
+        row["engine"], row["engine_cpu_ms"] = max(runs)
         if reference is not None:
-            row["transformers"] = max(_reference_rate(reference, prompts, args.output) for _ in range(args.repeat))
+            runs = [_measure(_run_reference, reference, prompts, args.output) for _ in range(args.repeat)]
+            row["transformers"], row["transformers_cpu_ms"] = max(runs)
         rows.append(row)
         _print_row(row)
     result: dict[str, Any] = {"threads": torch.get_num_threads(), "settings": args.set, "output_tokens_per_s": rows}
@@ -84,15 +88,23 @@ def _add(core: EngineCore, name: str, prompt: np.ndarray[tuple[int], np.dtype[np
     core.add(EngineRequest(name, 1, SamplingParams(max_tokens=output, **GREEDY), (prompt,)))  # type: ignore[arg-type]
 
 
-def _engine_rate(core: EngineCore, prompts: list[Any], output: int) -> float:
-    """Output tokens per second, prefill included; prompts never meet the cache of an earlier run."""
+def _measure(
+    run: Callable[[Any, list[Any], int], None], side: Any, prompts: list[Any], output: int
+) -> tuple[float, float]:
+    """Output tokens per second, prefill included, and milliseconds of CPU for each."""
+    start, cpu = time.perf_counter(), time.process_time()
+    run(side, prompts, output)
+    tokens = len(prompts) * output
+    return tokens / (time.perf_counter() - start), (time.process_time() - cpu) / tokens * 1000
+
+
+def _run_engine(core: EngineCore, prompts: list[Any], output: int) -> None:
+    """Prompts never meet the cache of an earlier run."""
     salt = np.uint32(time.monotonic_ns() % 4096)
     for index, prompt in enumerate(prompts):
         _add(core, f"r{index}", (prompt + salt).astype(np.uint32), output)
-    start = time.perf_counter()
     while core.has_work():
         core.step()
-    return len(prompts) * output / (time.perf_counter() - start)
 
 
 def _reference(model_dir: Path) -> Any:
@@ -104,17 +116,15 @@ def _reference(model_dir: Path) -> Any:
     return library.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
 
-def _reference_rate(model: Any, prompts: list[Any], output: int) -> float:
+def _run_reference(model: Any, prompts: list[Any], output: int) -> None:
     longest = max(len(prompt) for prompt in prompts)
     ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, prompt in enumerate(prompts):  # padded on the left, as generate wants it
         ids[row, longest - len(prompt) :] = torch.from_numpy(prompt.astype(np.int64))
         mask[row, longest - len(prompt) :] = 1
-    start = time.perf_counter()
     with torch.inference_mode():
         model.generate(ids, attention_mask=mask, do_sample=False, min_new_tokens=output, max_new_tokens=output)
-    return len(prompts) * output / (time.perf_counter() - start)
 
 
 def _bandwidth(config: Config, model_dir: Path, context: float, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,9 +235,12 @@ def _timed_step(core: EngineCore) -> float:
 
 
 def _print_row(row: dict[str, Any]) -> None:
-    line = f"concurrency {row['concurrency']:3d}: engine {row['engine']:7.1f} tokens/s"
+    line = f"concurrency {row['concurrency']:3d}: "
+    for side in ("engine", "transformers"):
+        if side in row:
+            line += f"{side} {row[side]:7.1f} tokens/s ({row[f'{side}_cpu_ms']:5.1f} ms CPU each), "
     if "transformers" in row:
-        line += f", transformers {row['transformers']:7.1f}, ratio {row['engine'] / row['transformers']:.2f}"
+        line += f"ratio {row['engine'] / row['transformers']:.2f}"
     print(line, flush=True)
 
 

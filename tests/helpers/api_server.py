@@ -269,3 +269,29 @@ class ApiServer:
         for connection in tuple(self.app.connections):
             connection.drop()
         await asyncio.sleep(0)
+
+
+def most_in_one_turn(server: ApiServer, kind: type, name: str, cause: Callable[[], None]) -> tuple[int, int]:
+    """How often a method ran in all, and at most in one turn of the loop, while ``cause`` did its work."""
+    counts = [0]
+    original = getattr(kind, name)
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        counts[-1] += 1
+        return original(*arguments, **keywords)
+
+    def tick() -> None:
+        nonlocal handle
+        if counts[-1]:
+            counts.append(0)
+        handle = server._loop.call_soon(tick)
+
+    handle: asyncio.Handle | None = None
+    setattr(kind, name, counted)
+    try:
+        server.call(tick)
+        cause()
+    finally:
+        server.call(lambda: handle.cancel() if handle is not None else None)
+        setattr(kind, name, original)
+    return sum(counts), max(counts)

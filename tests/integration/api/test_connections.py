@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
+import weakref
 
 import pytest
 
-from tests.helpers.api_server import ApiServer, Upload
+from api.app import App
+from api.exchange import Exchange
+from api.http_connection import PARSE_BYTES
+from api.request_reader import RequestReader
+from api.router_client import ROWS_PER_TURN
+from tests.helpers.api_server import ApiServer, Upload, most_in_one_turn
 from tests.helpers.http_client import RawClient, chunked, get, post, post_head
 from tests.helpers.wait import wait_for
 from tokservice.wire.errors import INTERNAL, REQUEST_TIMEOUT, ROUTER_LOST, PeerLost, sse_error
@@ -112,8 +119,8 @@ def test_a_length_without_end_behind_a_running_request(server: ApiServer) -> Non
         stream = start_stream(server, client)
         client.socket.setblocking(False)
         client.socket.send(post_head("Content-Length: 99999999999"))
-        with pytest.raises(BlockingIOError):
-            for _ in range(10_000):
+        with contextlib.suppress(BlockingIOError):
+            while True:
                 client.socket.send(b"x" * 100_000)
         connection = server.connection_of(client)
         kept = server.call(lambda: sum(len(exchange.kept) for exchange in connection._exchanges))
@@ -602,3 +609,81 @@ def test_other_peers_in_the_topology_do_not_matter(server: ApiServer) -> None:
         server.follow(server.router.peer, Peer("engine.0.1", Role.ENGINE, ("ipc://x",), EngineLimits()))
         server.router.event(upload, b"data: 1\n\n")
         assert client.read_chunk() == b"data: 1\n\n"
+
+
+# --- the loop belongs to all
+
+
+def test_requests_without_pause(server: ApiServer) -> None:
+    """Thousands of requests in one read were served in one turn of the loop: two seconds for everyone else."""
+    with server.connect() as client:
+
+        def flood() -> None:
+            client.send(get("/health") * 3000)
+            for _ in range(3000):
+                client.read_response()
+
+        assert_shared(most_in_one_turn(server, App, "begin", flood), total=3000)
+
+
+def test_tiny_chunks_without_pause(server: ApiServer) -> None:
+    """So were chunks of one byte each."""
+    with server.connect() as client:
+
+        def flood() -> None:
+            client.send(post_head("Transfer-Encoding: chunked") + chunked(*[b"a"] * 20_000))
+            assert server.router.wait().body == b"a" * 20_000
+
+        assert_shared(most_in_one_turn(server, RequestReader, "on_body", flood), total=20_000)
+
+
+def test_a_large_upload(server: ApiServer) -> None:
+    """libuv reads up to 32 times 256 KB of one connection in a turn: one read is enough."""
+    with server.connect() as client:
+
+        def upload() -> None:
+            client.send(post(b"a" * 8_000_000))
+            assert len(server.router.wait().body) == 8_000_000
+
+        total, most = most_in_one_turn(server, RequestReader, "on_body", upload)
+        assert total > most
+        assert most <= 2  # the end of one share and a whole one
+
+
+def test_a_batch_for_many_streams(server: ApiServer) -> None:
+    """A batch has a row for each stream: it is written out over several turns, in its order."""
+    with server.connect() as client:
+        upload = start_stream(server, client)
+        rows = [b"%d\n" % number for number in range(1000)]
+
+        def deliver() -> None:
+            server.router.send([(upload, 0, 0, row) for row in rows])
+            server.router.event(upload, b"end", last=True)
+            assert b"".join(iter(client.read_chunk, b"")) == b"".join(rows) + b"end"
+
+        total, most = most_in_one_turn(server, Exchange, "send", deliver)
+        assert total == 1001
+        assert most <= ROWS_PER_TURN
+
+
+def assert_shared(counts: tuple[int, int], *, total: int) -> None:
+    """No turn did more than a slice of bytes can hold."""
+    assert counts[0] == total
+    assert counts[1] <= PARSE_BYTES // len(b"1\r\na\r\n") + 1
+
+
+def test_a_lost_connection_is_freed_at_once(server: ApiServer) -> None:
+    """Without a cycle, which the garbage collector would have to find while the loop waits."""
+    gc.collect()
+    gc.disable()
+    try:
+        with server.connect() as client:
+            client.send(get("/health")).read_response()
+            client.send(post(b"{}"))
+            server.router.answer(server.router.wait(), 200, b"ok")
+            client.read_response()
+            reference = weakref.ref(server.connection_of(client))
+        server.wait_until_closed()
+        wait_for(lambda: reference() is None, what="freed")
+    finally:
+        gc.enable()

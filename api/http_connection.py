@@ -222,13 +222,12 @@ class HttpConnection(asyncio.Protocol):
     def refuse(self, error: RequestError) -> None:
         """Read no more: answer the arriving request with an error, after those before it, and close."""
         if not self._exchanges:
-            exchange = self._reader.arriving or Exchange(self)
-            exchange.begun = True
-            self._exchanges.append(exchange)
+            self._exchanges.append(self._reader.arriving or Exchange(self))
         current = self._exchanges[0]
         self._discard_input()
         current.keep_alive = False
         if not current.started and not current.complete:
+            current.begun = True
             self._application.abandoned(current)
             current.cut_short(error)
 

@@ -86,10 +86,15 @@ class Bench:
         self.living = [identity for identity in self.living if identity not in identities]
         self.announce()
 
-    def announce(self) -> None:
+    def leave(self, *identities: str) -> None:
+        """They have ended in peace."""
+        self.living = [identity for identity in self.living if identity not in identities]
+        self.announce(identities)
+
+    def announce(self, left: tuple[str, ...] = ()) -> None:
         self._version += 1
         peers = tuple(Peer(identity, role_of(identity), (), EngineLimits()) for identity in self.living)
-        self.core.topology(Topology(self._version, peers), self.now)
+        self.core.topology(Topology(self._version, peers, left), self.now)
         self._take()
 
     def hello(self, identity: str) -> None:

@@ -377,6 +377,7 @@ class World:
         self.router_topology = Topology(0, ())  # the last that the router has handled
         self.incarnations: dict[tuple[Role, int], int] = {}
         self.unnoticed: list[str] = []  # deaths that the supervisor has yet to see
+        self.in_peace: set[str] = set()
         self.to_start: list[tuple[Role, int]] = []
         self.num_long_waits = 0
         self.clients: dict[str, Client] = {}
@@ -398,6 +399,12 @@ class World:
         if role is not Role.API:
             worker.to_router(Hello(identity, role, WIRE_VERSION, 1, CAPACITY))
 
+    def leave(self, identity: str) -> None:
+        """In peace: its last words arrive."""
+        del self.workers[identity]
+        self.in_peace.add(identity)
+        self.unnoticed.append(identity)
+
     def kill(self, identity: str) -> None:
         """Its inboxes go with it; a part of what it had sent is still on its way."""
         del self.workers[identity]
@@ -409,14 +416,15 @@ class World:
 
     def notice(self) -> None:
         """The supervisor sees a death and says so; it starts the next incarnation a little later."""
-        label, slot, _ = self.unnoticed.pop(0).split(".")
+        identity = self.unnoticed.pop(0)
+        label, slot, _ = identity.split(".")
         self.to_start.append((role_of(label), int(slot)))
-        self.announce()
+        self.announce((identity,) if identity in self.in_peace else ())
 
-    def announce(self) -> None:
+    def announce(self, left: tuple[str, ...] = ()) -> None:
         self.version += 1
         peers = [Peer(name, role_of(name), (), EngineLimits()) for name in [*self.workers, *self.unnoticed]]
-        self.topologies.append(Topology(self.version, (ROUTER, *peers)))
+        self.topologies.append(Topology(self.version, (ROUTER, *peers), left))
 
     # --- clients
 

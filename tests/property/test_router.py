@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.router import role_of
 from tests.helpers.router_world import World
 from tokservice.wire.messages import Role
 
@@ -20,6 +21,7 @@ def _play(
     leavers: float = 0.01,
     long_waits: float = 0.0,
     max_deaths: int = 99,
+    settle: bool = True,
 ) -> None:
     for _ in range(steps):
         what = world.rng.random()
@@ -34,8 +36,9 @@ def _play(
             world.wait_long()
         else:
             world.act()
-    world.settle()
-    world.check()
+    if settle:
+        world.settle()
+        world.check()
 
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -73,6 +76,20 @@ def test_all_of_a_kind_die_at_once(seed: int) -> None:
         for identity in [name for name in world.workers if name.startswith(role.label)]:
             world.kill(identity)
         _play(world, steps=150)
+
+
+@given(SEEDS)
+def test_a_rolling_restart_is_never_seen(seed: int) -> None:
+    """Workers leave one by one, each once its forerunner is replaced."""
+    world = World(seed)
+    for identity in [name for name in world.workers if role_of(name) in WORKERS]:
+        _play(world, steps=100, settle=False)
+        world.leave(identity)
+        while world.unnoticed or world.to_start:
+            world.act()
+    world.settle()
+    world.check()
+    assert not any(b'"error"' in data for client in world.clients.values() for _, _, data in client.rows)
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ from tokservice.wire.messages import (
 )
 
 MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
-MAX_DEATHS_WITHOUT_TOKEN = 3
+MAX_DEATHS_WITHOUT_TOKEN = 3  # of one kind: a request that ends its worker ends the same kind each time
 MAX_DEAD = 256  # identities whose last messages may still arrive
 CHUNK_OVERHEAD_BYTES = 256  # what a piece of body costs beside its bytes
 BUSY_TICK_S = 0.02
@@ -173,7 +173,7 @@ class RouterCore:
             elif request.state is State.PREPARING:
                 request.undelivered = True  # its Accepted is still on the way here
             elif request.state is State.RUNNING:
-                request.num_deaths += 1
+                request.deaths["undelivered"] += 1
                 self._park(request)
 
     # --- from detokenizers
@@ -235,7 +235,8 @@ class RouterCore:
             self._engines.pop(identity, None)
             self._detokenizers.pop(identity, None)
         for identity in dead:
-            self._recover_bodies(self._pool.remove_worker(identity), "tokenizer_died", now_s)
+            bodies = self._pool.remove_worker(identity)
+            self._recover_bodies(bodies, "tokenizer_died", now_s, suspect=identity not in topology.left)
         for request in list(self._requests.values()):
             if request.api in dead:
                 self._cancel(request)
@@ -244,7 +245,8 @@ class RouterCore:
                 # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
                 unsure = request.tokenizer in dead and not request.has_output
                 if lost or unsure:
-                    self._begin_again(request, "worker_died", death=bool(lost))
+                    request.deaths.update(_role(identity) for identity in lost.difference(topology.left))
+                    self._begin_again(request, "worker_died")
         self._dispatch(now_s)
 
     def tick(self, now_s: float) -> float:
@@ -328,8 +330,10 @@ class RouterCore:
 
     # --- recovery
 
-    def _recover_bodies(self, assignments: Iterable[tuple[str, int]], reason: str, now_s: float) -> None:
-        """Bodies that a dead or stalled tokenizer worker had; it was working on the first."""
+    def _recover_bodies(
+        self, assignments: Iterable[tuple[str, int]], reason: str, now_s: float, *, suspect: bool = True
+    ) -> None:
+        """Bodies that a dead or stalled tokenizer worker had; it was working on the first, perhaps in vain."""
         for index, (request_id, attempt) in enumerate(assignments):
             request = self._requests.get(request_id)
             if request is None or request.attempt != attempt:
@@ -339,7 +343,7 @@ class RouterCore:
             elif request.has_output:
                 request.state = State.RUNNING  # its ids had been sent; only the notice of it is late or lost
             else:
-                request.num_body_deaths += index == 0
+                request.num_body_deaths += suspect and index == 0
                 self._prepare_again(request, reason, now_s)
 
     def _prepare_again(self, request: Request, reason: str, now_s: float) -> None:
@@ -352,13 +356,12 @@ class RouterCore:
             self._metrics.add("request_retries_total", reason=reason)
             self._enqueue(request, now_s)
 
-    def _begin_again(self, request: Request, reason: str, *, death: bool = False) -> None:
+    def _begin_again(self, request: Request, reason: str) -> None:
         """Send the journal to a living engine, with the next attempt."""
         self._give_up_attempt(request)
-        request.num_deaths += death
         if request.cancelled:
             self._remove(request)
-        elif not request.journal.prepared or request.num_deaths >= MAX_DEATHS_WITHOUT_TOKEN:
+        elif not request.journal.prepared or max(request.deaths.values(), default=0) >= MAX_DEATHS_WITHOUT_TOKEN:
             self._fail(request, ENGINE_FAILED)
         elif not self._engines or not self._detokenizers:
             self._parked[request.request_id] = request
@@ -483,7 +486,7 @@ class RouterCore:
     def _record(self, request: Request, choice: int, ids: Buffer, finish_reason: int, note: Buffer) -> None:
         request.has_output = True
         if len(ids):
-            request.num_deaths = 0
+            request.deaths.clear()
         if not request.cancelled:
             request.journal.record(choice, ids, finish_reason, note)
             self._hold(request, request.held_bytes + len(ids) + len(note))
@@ -529,6 +532,10 @@ def _notes(message: Progress) -> Iterator[Buffer]:
 
 def _least(loads: Counter[str]) -> str:
     return min(loads, key=loads.__getitem__, default="")
+
+
+def _role(identity: str) -> str:
+    return identity.split(".")[0]
 
 
 def _slot(identity: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -83,7 +84,7 @@ class Request:
     engine: str = ""
     detokenizer: str = ""
     journal: Journal = field(default_factory=Journal)
-    num_deaths: int = 0  # engines and detokenizers lost since the last new token
+    deaths: Counter[str] = field(default_factory=Counter)  # since the last new token: engines, detokenizers, losses
     cancelled: bool = False
     opened: bool = False  # the client has its status and headers
     has_output: bool = False  # of this attempt

@@ -33,8 +33,6 @@ from tokservice.wire.messages import (
     Undelivered,
 )
 
-LAST_WORDS_S = 1.0  # for the last messages to get to the API processes
-
 log = logging.getLogger(__name__)
 
 
@@ -76,10 +74,9 @@ class Router:
         return self._num_messages, self._core.num_unfinished
 
     def leave(self) -> None:
-        """End what is unfinished with an error that clients can read, and wait until it has left."""
+        """End what is unfinished with an error that clients can read."""
         self._core.fail_all()
         self._send_all()
-        self._apis.close(LAST_WORDS_S)
 
     def _from_api(self, sender: str, message: Message) -> None:
         self._num_messages += 1

@@ -47,7 +47,7 @@ class ModelConfig:
     max_model_len: int = 0  # prompt and output tokens of one sequence; 0: the model's own limit
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     chat_template: str = ""  # a Jinja file that replaces the model's own
-    tool_call_parser: str = "auto"  # how the model writes tool calls: hermes, llama3_json, mistral; auto: by its template
+    tool_call_parser: str = "auto"  # form of tool calls: hermes, llama3_json, mistral; auto: by the template
     reasoning_parser: str = ""  # think: text between <think> and </think> becomes reasoning_content
 
     def __post_init__(self) -> None:
@@ -56,9 +56,7 @@ class ModelConfig:
         dtypes = ("auto", "float32", "bfloat16", "float16")
         _require(self.dtype in dtypes, "model.dtype", f"must be one of {', '.join(dtypes)}")
         parsers = ("auto", "hermes", "llama3_json", "mistral")
-        _require(
-            self.tool_call_parser in parsers, "model.tool_call_parser", f"must be one of {', '.join(parsers)}"
-        )
+        _require(self.tool_call_parser in parsers, "model.tool_call_parser", f"must be one of {', '.join(parsers)}")
         _require(self.reasoning_parser in ("", "think"), "model.reasoning_parser", "must be empty or think")
 
 

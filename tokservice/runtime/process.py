@@ -41,6 +41,7 @@ EXIT_CANNOT_START = 3
 SUPERVISOR = "supervisor"
 CONFIG_FILE = "config.json"
 FLUSH_INTERVAL_S = 0.002
+LAST_WORDS_S = 1.0  # for the last messages of a process that leaves in peace
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
@@ -153,11 +154,11 @@ class Process:
             self._read(max(0.0, pause_s))
         return EXIT_CLEAN
 
-    def close(self) -> None:
-        """Close every socket at once."""
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close every socket; the last messages have so long to leave."""
         for channel, _ in self._channels.values():
-            channel.close()
-        self.control.close()
+            channel.close(linger_s)
+        self.control.close(linger_s)
         self.context.destroy(linger=0)
 
     def _read(self, timeout_s: float) -> None:
@@ -213,8 +214,11 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
         os.nice(getattr(process.config, role.label).nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor orders stops
     signal.signal(signal.SIGTERM, lambda *_: setattr(process, "stopping", True))
+    linger_s = 0.0
     try:
-        return body(process)
+        code = body(process)
+        linger_s = LAST_WORDS_S
+        return code
     except (ConfigError, StartupError) as error:
         log.error("cannot start: %s", error)
         (run_dir / f"{name.identity}.error").write_text(str(error))
@@ -223,7 +227,7 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
         log.exception("crashed")
         return EXIT_CRASH
     finally:
-        process.close()
+        process.close(linger_s)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

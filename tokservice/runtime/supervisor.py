@@ -181,12 +181,13 @@ class Supervisor:
                 log.error("no heartbeat: killing it identity=%s seconds=%.0f", child.identity, limit_s)
                 child.kill()
         died = [child for child in self.children if child.process is not None and child.process.poll() is not None]
+        left = tuple(child.identity for child in died if child.process is not None and not child.process.returncode)
         for child in died:
             self._on_death(child, now_s)
         if died:
             for child in died:
                 child.hello = None
-            self._announce()
+            self._announce(left)
         for child in self.children:
             if child.process is None and self._phase in ("ready", "draining") and now_s >= child.start_at_s:
                 self._start(child)
@@ -281,7 +282,7 @@ class Supervisor:
         except PeerLost as lost:
             log.debug("not delivered type=%s peer=%s", type(message).__name__, lost)
 
-    def _announce(self) -> None:
+    def _announce(self, left: tuple[str, ...] = ()) -> None:
         self._topology_version += 1
         peers = tuple(
             Peer(child.identity, child.role, child.hello.endpoints, child.hello.limits)
@@ -289,7 +290,7 @@ class Supervisor:
             if child.hello is not None
         )
         for child in self.children:
-            self._send(child, Topology(self._topology_version, peers))
+            self._send(child, Topology(self._topology_version, peers, left))
         self._publish(time.monotonic())  # readiness may have changed with it
 
     # --- what is known of the whole

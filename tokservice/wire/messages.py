@@ -371,6 +371,7 @@ class Topology:
 
     version: int  # grows with every change
     peers: tuple[Peer, ...]
+    left: tuple[str, ...] = ()  # who has left in peace since the version before: no request is to blame
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,20 @@ def test_no_body_is_given_to_a_stalled_tokenizer() -> None:
     assert bench.count(Prepare, "c") == 0
 
 
+def test_no_body_is_to_blame_for_a_tokenizer_that_leaves_in_peace() -> None:
+    """Two steps of a rolling restart made a suspect of it and then ended it."""
+    bench = Bench()
+    bench.die(TOKENIZER_0)
+    bench.submit("r")
+    bench.submit("s")
+    for incarnation in range(2, 6):
+        bench.leave(f"tokenizer.1.{incarnation - 1}")
+        bench.live(f"tokenizer.1.{incarnation}")
+        assert bench.worker_of("r") == bench.worker_of("s") == f"tokenizer.1.{incarnation}"
+    bench.reject("r")
+    assert bench.end_of("r") == (400, b"bad")
+
+
 # --- engines and detokenizers
 
 
@@ -359,6 +373,29 @@ def test_three_deaths_without_a_token_fail_the_request() -> None:
         bench.live(engine)
     assert _code(bench.end_of("r")) == (500, "engine_error")
     bench.assert_empty()  # the abort went to a dead engine, and the record stayed
+
+
+def test_two_deaths_of_either_kind_are_not_three_of_one() -> None:
+    """A request that waited in an engine was given up when each of four workers was killed once."""
+    bench = Bench()
+    bench.running("r")
+    for incarnation in (2, 3):
+        for kind in ("engine", "detokenizer"):
+            bench.die(f"{kind}.0.{incarnation - 1}")
+            bench.live(f"{kind}.0.{incarnation}")
+    bench.finish("r", attempt=bench.attempt_of("r"))
+    assert bench.end_of("r") == (0, b"end")
+
+
+def test_no_request_is_to_blame_for_workers_that_leave_in_peace() -> None:
+    bench = Bench()
+    bench.running("r")
+    for incarnation in range(2, 8):
+        bench.leave(f"engine.0.{incarnation - 1}", f"detokenizer.0.{incarnation - 1}")
+        bench.live(f"engine.0.{incarnation}", f"detokenizer.0.{incarnation}")
+    assert bench.core.num_unfinished == 1
+    bench.finish("r", attempt=bench.attempt_of("r"))
+    assert bench.end_of("r") == (0, b"end")
 
 
 def test_a_token_between_the_deaths_clears_the_request() -> None:

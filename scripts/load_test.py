@@ -26,7 +26,7 @@ from typing import Any
 import uvloop
 from _client import Answer, Target, closed_loop
 from _corpus import text
-from _report import json_line, ms, quantiles, share_name, significant, table
+from _report import NONE, json_line, ms, quantiles, share_name, significant, table
 from _scrape import Page, fresh_page
 from tqdm import tqdm
 
@@ -173,12 +173,13 @@ def _table(record: dict[str, Any]) -> str:
     times = {"TTFT": "ttft_s", "inter-token": "itl_s", "whole request": "e2e_s", "loop lag (server)": "loop_lag_s"}
     rows = [(title, *(ms(record[key].get(share)) for share in shares)) for title, key in times.items() if key in record]
     errors = ", ".join(f"{count} {kind}" for kind, count in sorted(record["errors"].items())) or "none"
+    prompt = NONE if record["prompt_tokens_mean"] is None else f"{record['prompt_tokens_mean']:.0f}"
     lines = [
         f"{record['requests_ok']} requests in {record['wall_s']:.1f} s by {record['concurrency']} clients"
         f" ({record['requests_cut_short']} cut short at the end)   errors: {errors}",
         f"{significant(record['requests_per_s'])} requests/s   "
         f"{significant(record['output_tokens_per_s'])} output tokens/s   "
-        f"prompts of {record['prompt_tokens_mean'] or 0:.0f} tokens   this client used "
+        f"prompts of {prompt} tokens   this client used "
         f"{record['client_cpu_share']:.0%} of a core\n",
         table(("ms", *shares), rows),
     ]

@@ -66,8 +66,7 @@ class Model:
         Raises StartupError where a tensor is missing.
         """
         self.spec = spec
-        self._loader = _Loader(spec, checkpoint, weight_format, device, dtype)
-        load = self._loader
+        load = _Loader(spec, checkpoint, weight_format, device, dtype)
         self._dtype = dtype
         embeddings = checkpoint["model.embed_tokens.weight"]
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read

@@ -121,7 +121,7 @@ class History:
 
 
 def test_random_histories() -> None:
-    for seed in range(600):
+    for seed in range(400):
         History(seed).run()
 
 

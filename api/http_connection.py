@@ -5,8 +5,8 @@ connection is not read. So does everything while the client does not read its an
 sends, it gets a small share of each turn of the loop.
 
 A client that closes its sending side counts as gone (as with most servers and proxies): HTTP has no other
-sign by which work for a plain response could be stopped before it is written. It is seen while the
-connection is read, so not behind more than ``MAX_SENT_AHEAD_BYTES``.
+sign by which work for a plain response could be stopped before it is written. A connection that is not read
+is asked for it by ``sweep``.
 
 Timeouts are kept by ``sweep``, which the process calls for all connections from a single timer; they are true
 to a second or two.
@@ -15,6 +15,7 @@ to a second or two.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from typing import Protocol, cast
 
@@ -30,6 +31,7 @@ FULL_READ_BYTES = 64 * 1024  # a larger read is the last of its turn (libuv woul
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # tcpi_state, linux/tcp_states.h
 
 
 class Application(Protocol):
@@ -250,6 +252,8 @@ class HttpConnection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         """Close the connection if it has waited too long for whatever it waits for."""
         self._now_s = now_s
+        if not self._reading and self._is_serving and _has_hung_up(self._transport):
+            self.drop()
         if self._gone or self._is_writing(now_s):
             return
         settings = self._settings
@@ -350,3 +354,11 @@ class HttpConnection(asyncio.Protocol):
         elif unsent_bytes and now_s - self._since_s > self._settings.write_stall_s:
             self._cut_off()
         return unsent_bytes > 0
+
+
+def _has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its side, without reading what came before that (Linux; elsewhere False)."""
+    if not hasattr(socket, "TCP_INFO"):
+        return False
+    state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return state in (TCP_CLOSE, TCP_CLOSE_WAIT)

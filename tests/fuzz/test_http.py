@@ -6,7 +6,9 @@ answers at random moments. So one sequence takes less than a millisecond.
 
 from __future__ import annotations
 
+import contextlib
 import random
+import socket
 import time
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +20,9 @@ from api.app import App
 from api.exchange import Exchange
 from api.http_connection import PARSE_BYTES, HttpConnection
 from api.pages import Pages
+from tests.helpers.api_server import ApiServer, StubRouter
 from tests.helpers.http_client import chunked, get, post, post_head
+from tests.helpers.wait import wait_for
 from tokservice.runtime.config import ApiConfig
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.errors import OVERLOADED
@@ -99,6 +103,13 @@ class FakeTransport:
 
     def get_write_buffer_size(self) -> int:
         return self.buffered
+
+    def get_extra_info(self, name: str) -> FakeTransport:
+        assert name == "socket"
+        return self
+
+    def getsockopt(self, *_: int) -> bytes:
+        return b"\x01"  # established
 
     def write(self, data: bytes) -> None:
         assert not self.lost, "written after the connection was lost"
@@ -345,6 +356,42 @@ def test_connections() -> None:
 def test_found_before(seed: int) -> None:
     """A request refused before its turn was begun after its refusal, once the client had read what came before."""
     one_connection(seed)
+
+
+def test_over_sockets() -> None:
+    """1,500 lives against a real loop: clients that leave at any moment, in any way, and a router that answers some."""
+    with ApiServer(max_body_bytes=300_000, max_unsent_bytes=50_000) as server:
+        for seed in range(1500):
+            choice = random.Random(seed)
+            client = server.connect()
+            with contextlib.suppress(OSError):
+                client.socket.setblocking(choice.random() < 0.5)
+                data = mutated(choice)
+                client.socket.send(data[: choice.randrange(len(data) + 1)] if choice.random() < 0.4 else data)
+                answer_some(server.router, choice)
+                if choice.random() < 0.3:
+                    client.socket.settimeout(0.01)
+                    client.socket.recv(10)
+                if choice.random() < 0.2:
+                    client.socket.shutdown(socket.SHUT_WR)
+            client.close(reset=choice.random() < 0.5)
+        wait_for(lambda: server.sweep(1) or not server.call(lambda: len(server.app.connections)), what="all are closed")
+        assert server.call(lambda: server.client.num_open) == 0
+    # Leaving the context fails if any exception reached the loop.
+
+
+def answer_some(router: StubRouter, choice: random.Random) -> None:
+    """Answers of all kinds for the youngest requests, whatever became of their clients."""
+    router.pump()
+    for upload in list(router.uploads.values())[-3:]:
+        match choice.randrange(4):
+            case 0:
+                router.answer(upload, 200, b"x" * choice.choice((2, 200_000)))
+            case 1:
+                router.open_stream(upload)
+                router.event(upload, b"data: x\n\n" * choice.choice((1, 9000)))
+            case 2:
+                router.event(upload, b"data: x\n\n" * 1000, last=choice.random() < 0.5)
 
 
 @pytest.mark.slow

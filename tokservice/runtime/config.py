@@ -70,9 +70,9 @@ class ApiConfig:
     nice: int = 0  # scheduling priority, 0 to 19; higher gives way to lower
     max_body_bytes: int = 64 * MIB  # a larger body gets 413
     max_header_bytes: int = 64 * KIB  # larger headers get 431
-    max_connections: int = 4096  # further ones get 503
+    max_connections: int = 4096  # further ones get 503, but for the pages that probes ask for
     header_timeout_s: float = 30.0  # from a request's first byte to the end of its headers
-    body_timeout_s: float = 60.0  # between two pieces of a body
+    body_timeout_s: float = 60.0  # for each 64 KiB of a body, or what is left of it
     keep_alive_s: float = 120.0  # an idle connection stays open so long; above what common proxies assume
     write_stall_s: float = 60.0  # a client that reads nothing for so long is cut off
     max_unsent_bytes: int = MIB  # ready bytes that may wait for one slow reader of a stream

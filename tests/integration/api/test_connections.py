@@ -451,6 +451,21 @@ def test_gone_with_requests_sent_ahead(server: ApiServer, way: str) -> None:
     assert [item.body for item in server.router.uploads.values()] == [b"1", b"{}"]
 
 
+@pytest.mark.parametrize("way", ["fin", "reset"])
+def test_gone_behind_much_that_was_sent_ahead(server: ApiServer, way: str) -> None:
+    """Such a connection is not read, so that its end is not seen: the sweep asks for it."""
+    client = server.connect()
+    client.send(post(b"{}") + post(b"x" * 100_000))
+    upload = server.router.wait()
+    connection = server.connection_of(client)
+    wait_for(lambda: not connection._reading, what="reading pauses")
+    server.sweep(0)
+    assert upload.num_aborts == 0
+    client.close(reset=way == "reset")
+    wait_for(lambda: server.sweep(1) or server.router.pump() or upload.num_aborts, what="aborted")
+    aborted_once(server, upload)
+
+
 def test_gone_at_random(server: ApiServer) -> None:
     """At any moment of 300 requests: each that is not answered is aborted, none twice, nothing is left."""
     choice = random.Random(7)

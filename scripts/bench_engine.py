@@ -5,6 +5,7 @@
     python -m scripts.bench_engine --set engine.deterministic=true
     python -m scripts.bench_engine --quality             what the weight formats cost, instead
 
+On a machine with other load set OMP_WAIT_POLICY=PASSIVE, as the engine process does for itself.
 Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
 (half to one and a half times), the same for both sides; every sequence gets exactly --output tokens. Beside the rate
 stands the CPU time of each token, which other load on the machine disturbs less.

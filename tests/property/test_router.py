@@ -93,7 +93,8 @@ def test_a_rolling_restart_is_never_seen(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @given(SEEDS)
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_many_deaths_for_long(seed: int) -> None:
     _play(World(seed), steps=3000, deaths=0.01, leavers=0.02, long_waits=0.002)

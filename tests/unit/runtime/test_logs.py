@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -165,18 +167,21 @@ def test_closing_does_not_wait_for_a_terminal_that_blocks(out: tuple[int, int]) 
     relay = LogRelay(write)
     end, pipe = _pipe()
     relay.add(pipe)  # type: ignore[arg-type]
-    writer = threading.Thread(target=lambda: (_write_all(end, b"x" * 300_000), os.close(end)))
-    writer.start()
+    os.write(end, b"x" * 65536)
+    wait_for(lambda: _waiting_bytes(read) == 65536, what="the terminal is full")
+    os.write(end, b"y" * 65536)
+    os.close(end)
     start = time.monotonic()
     relay.close(timeout_s=0.2)
+    assert relay._thread.is_alive()
     assert time.monotonic() - start < 5
-    while relay._thread.is_alive():  # somebody reads again: it ends
-        os.read(read, 65536) if _readable(read) else None
-    writer.join()
+    got = b""
+    while len(got) < 2 * 65536:  # somebody reads again
+        got += os.read(read, 65536)
+    assert got == b"x" * 65536 + b"y" * 65536
     relay.close()
+    assert not relay._thread.is_alive()
 
 
-def _readable(descriptor: int) -> bool:
-    import select
-
-    return bool(select.select((descriptor,), (), (), 0.01)[0])
+def _waiting_bytes(descriptor: int) -> int:
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)

@@ -34,6 +34,7 @@ from tokservice.wire.messages import Route
 ROUTES = {
     "/v1/completions": Route.COMPLETIONS,
     "/v1/chat/completions": Route.CHAT_COMPLETIONS,
+    "/generate": Route.GENERATE,
     "/tokenize": Route.TOKENIZE,
     "/detokenize": Route.DETOKENIZE,
 }

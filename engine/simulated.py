@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.checks import check_request
-from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs
+from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs, TokenIds
 from tokservice.runtime.config import EngineConfig, SimulatedConfig
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason, SamplingParams
 
@@ -44,6 +44,7 @@ class _Choice:
     num_prompt_tokens: int
     num_to_prefill: int
     num_output: int
+    to_score: TokenIds | None  # the prompt, until its logprobs were given, where they are wanted
     alive: bool = True
 
 
@@ -161,6 +162,7 @@ class SimulatedEngine:
             num_prompt_tokens=num_prompt_tokens,
             num_to_prefill=0 if copy else num_prompt_tokens,  # copies share the prompt's KV cache
             num_output=len(request.output_ids[index]) if request.output_ids else 0,
+            to_score=request.prompts[prompt_index] if sampling.num_prompt_logprobs >= 0 else None,
         )
         self._requests.setdefault(request.request_id, {})[index] = choice
         self._num_added += 1
@@ -203,13 +205,25 @@ class SimulatedEngine:
             top = [token_ids[0], *((token_ids[0] + rank) % self.vocab_size for rank in range(num_top))]
             values = [-math.log(2), *(-(rank + 1) * math.log(2) for rank in range(num_top))]
             logprobs = Logprobs(np.array([top], dtype=np.uint32), np.array([values], dtype=np.float32))
-        return ChoiceOutput(choice.request_id, choice.attempt, choice.index, token_ids, reason, logprobs)
+        scored, choice.to_score = _prompt_logprobs(choice.to_score, choice.sampling.num_prompt_logprobs), None
+        return ChoiceOutput(
+            choice.request_id, choice.attempt, choice.index, token_ids, reason, logprobs, prompt_logprobs=scored
+        )
 
     def _forget(self, request_id: str) -> None:
         for choice in self._requests.pop(request_id, {}).values():
             choice.alive = False
         self._running = [choice for choice in self._running if choice.alive]
         self._ended = [output for output in self._ended if output.request_id != request_id]
+
+
+def _prompt_logprobs(prompt: TokenIds | None, num_top: int) -> Logprobs | None:
+    """Each token is as likely as its id is small; the most likely ones are 0, 1, ..."""
+    if prompt is None or len(prompt) < 2:
+        return None
+    top = np.broadcast_to(np.arange(num_top, dtype=np.uint32), (len(prompt) - 1, num_top))
+    ids = np.concatenate([prompt[1:, None], top], axis=1).astype(np.uint32)
+    return Logprobs(ids, -(1 + ids.astype(np.float32)))
 
 
 def _mix(value: int) -> int:

@@ -14,7 +14,7 @@ from tokservice.detokenizer.prompt_report import report_prompt
 from tokservice.detokenizer.token_log import TokenLog
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol.context import Context
-from tokservice.protocol.parts import Kind, Part, Piece, PromptReport
+from tokservice.protocol.parts import Kind, Part, Piece, PromptReport, TokenEntry
 from tokservice.wire.messages import Route
 
 
@@ -33,6 +33,7 @@ class Detail:
         self._report = report
         self._has_begun = False
         self._calls_tools = False
+        self._num_echoed = 0  # characters of the prompt before the output
 
     def piece(self, choice: ChoiceText, shown: str) -> Piece:
         """What there is to say after some tokens of the choice, whose text is ``shown``."""
@@ -40,15 +41,21 @@ class Detail:
         if not self._has_begun:
             self._has_begun = True
             piece.prompt = self._report(self.prompt_rows)
+            self._num_echoed = len(piece.prompt.text) if piece.prompt else 0
         if self._log is not None:
-            piece.tokens = self._log.take()
+            piece.tokens = self._behind_echo(self._log.take())
             if choice.is_cut:
                 piece.unscored = self._log.rest()
             elif choice.finish_reason:
-                piece.tokens += self._log.rest()
+                piece.tokens += self._behind_echo(self._log.rest())
         self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
         piece.calls_tools = self._calls_tools
         return piece
+
+    def _behind_echo(self, entries: list[TokenEntry]) -> list[TokenEntry]:
+        if not self._num_echoed:
+            return entries
+        return [entry._replace(offset=entry.offset + self._num_echoed) for entry in entries]
 
     def _parts(self, shown: str, *, ended: bool) -> list[Part]:
         if self._parser is None:

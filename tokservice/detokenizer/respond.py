@@ -58,6 +58,8 @@ class Responder:
         Raises WireError for a malformed context, and where the others do not fit it.
         """
         self._context = contexts.decode(context)
+        if len(self._context.prompt_ids) not in (0, len(self._context.num_prompt_tokens)):
+            raise WireError("a context with an uneven number of prompts")
         self._format = response_format(self._context)
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
@@ -219,7 +221,8 @@ class Responder:
 
 def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:
     """The choices, and their details where there are any."""
-    table = vocabulary.table(skip_special=context.skip_special_tokens)
+    with_marks = bool(context.tool_format or context.reasoning)
+    table = vocabulary.table(skip_special=context.skip_special_tokens, with_marks=with_marks)
     stops = stop.compiled(context.stop) if context.stop else None
     bare = set(context.bare_prompts) if vocabulary.strips_leading_space else ()
     names = TokenNames(vocabulary, table, as_ids=context.tokens_as_ids)

@@ -21,6 +21,11 @@ import orjson
 
 from tokservice.wire.errors import StartupError
 
+# Tokens between which thoughts and tool calls stand; in some vocabularies they are special.
+MARKS = frozenset(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"]
+)
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -31,10 +36,13 @@ class Vocabulary:
     all_bytes: Sequence[bytes]  # id -> bytes
     visible_bytes: Sequence[bytes]  # the same, but special tokens are empty
     strips_leading_space: bool  # the decoder drops one blank that the tokenizer put before the whole text
+    marked_bytes: Sequence[bytes] = ()  # as visible_bytes, but special tokens that are MARKS have their text
 
-    def table(self, *, skip_special: bool) -> Sequence[bytes]:
-        """Id -> bytes, with the special tokens or without."""
-        return self.visible_bytes if skip_special else self.all_bytes
+    def table(self, *, skip_special: bool, with_marks: bool = False) -> Sequence[bytes]:
+        """Id -> bytes, with the special tokens or without; ``with_marks``: for a parser that looks for them."""
+        if not skip_special:
+            return self.all_bytes
+        return self.marked_bytes if with_marks and self.marked_bytes else self.visible_bytes
 
 
 def load(model_dir: Path) -> Vocabulary:
@@ -60,11 +68,12 @@ def build(tokenizer: dict[str, Any]) -> Vocabulary:
     all_bytes = [b""] * (max(tokens, default=-1) + 1)
     for token_id, token in tokens.items():
         all_bytes[token_id] = to_bytes(token)
-    visible_bytes = list(all_bytes)
+    visible_bytes, marked_bytes = list(all_bytes), list(all_bytes)
     for token in added:
         if token["special"]:
             visible_bytes[token["id"]] = b""
-    return Vocabulary(all_bytes, visible_bytes, strips_leading_space)
+            marked_bytes[token["id"]] = all_bytes[token["id"]] if token["content"] in MARKS else b""
+    return Vocabulary(all_bytes, visible_bytes, strips_leading_space, marked_bytes)
 
 
 def _tokens(vocab: Any) -> dict[int, str]:

@@ -66,8 +66,12 @@ class Piece:
     """What one event, or a whole plain response, says about a choice."""
 
     parts: list[Part] = field(default_factory=list)
-    tokens: Sequence[TokenEntry] = ()  # those that this piece is about, where ids or logprobs are asked for
-    unscored: Sequence[TokenEntry] = ()  # tokens whose text a stop string cut away: they have an id, but no logprob
+    tokens: list[TokenEntry] = field(
+        default_factory=list
+    )  # those that this piece is about, where ids or logprobs are asked for
+    unscored: list[TokenEntry] = field(
+        default_factory=list
+    )  # tokens whose text a stop string cut away: they have an id, but no logprob
     prompt: PromptReport | None = None  # in the first piece
     finish: FinishReason = FinishReason.RUNNING
     calls_tools: bool = False  # a tool call has begun, in this piece or before
@@ -81,14 +85,11 @@ class Piece:
 def merged(pieces: Iterable[Piece]) -> Piece:
     """All pieces of a choice as one."""
     whole = Piece()
-    tokens: list[TokenEntry] = []
-    unscored: list[TokenEntry] = []
     for piece in pieces:
         whole.parts += piece.parts
-        tokens += piece.tokens
-        unscored += piece.unscored
+        whole.tokens += piece.tokens
+        whole.unscored += piece.unscored
         whole.prompt = whole.prompt or piece.prompt
         whole.finish = piece.finish or whole.finish
         whole.calls_tools = piece.calls_tools
-    whole.tokens, whole.unscored = tokens, unscored
     return whole

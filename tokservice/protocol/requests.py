@@ -1,4 +1,4 @@
-"""The bodies that clients send, as strict msgspec types, and the one function that reads them.
+"""The bodies that clients send, as strict msgspec types. ``reading.py`` reads them.
 
 Used by the tokenizer workers. Imports no tokenizer and no socket.
 
@@ -13,39 +13,23 @@ Rules that hold for every field:
 
 from __future__ import annotations
 
-import re
 import typing
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Raw
 
-from tokservice.wire.errors import RequestError
-
-NULL = Raw(b"null")
-MAX_NEUTRAL_BYTES = 64  # a longer value is never neutral, and is not decoded to find out
-
-Ignored = Raw
-T = TypeVar("T", bound="Body")
-
-
-class Neutral:
-    """Marks a field that is not supported yet, with the values (beside null) that change nothing."""
-
-    def __init__(self, *values: Any) -> None:
-        self.values = (None, *values)
-
-
-Refused = Annotated[Raw, Neutral()]
-RefusedUnlessFalse = Annotated[Raw, Neutral(False)]
-RefusedUnlessEmpty = Annotated[Raw, Neutral([], {}, "")]
-
-
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of all bodies."""
-
-    model: str | None = None
-
+from tokservice.protocol.guide_fields import ResponseFormat, StructuredOutputs
+from tokservice.protocol.reading import (
+    NULL,
+    Ignored,
+    Neutral,
+    Refused,
+    RefusedUnlessEmpty,
+    RefusedUnlessFalse,
+    neutral_fields,
+)
+from tokservice.protocol.tools import Tool, ToolChoice
 
 # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -92,11 +76,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 # --- bodies ---------------------------------------------------------------------------------------------------
 
 
-class GenerationBody(Body, kw_only=True):
-    """The fields that completions and chat completions share."""
+class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How tokens are chosen, and where the output ends: for every way to generate."""
 
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -109,14 +91,39 @@ class GenerationBody(Body, kw_only=True):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    bad_words: list[str] | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Raw = NULL
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+
+    guided_decoding_backend: Refused = NULL
+    guided_whitespace_pattern: Refused = NULL
+    allowed_token_ids: Refused = NULL
+    use_beam_search: RefusedUnlessFalse = NULL
+    length_penalty: Annotated[Raw, Neutral(1, 1.0)] = NULL
+    spaces_between_special_tokens: Annotated[Raw, Neutral(True)] = NULL
+
+
+class GenerationBody(Sampling, kw_only=True):
+    """The fields that completions and chat completions share."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    add_special_tokens: bool | None = None
     priority: int | None = None
+    response_format: ResponseFormat | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
 
     user: str | None = None  # bookkeeping of the client, without effect, as are the four below
     metadata: Ignored = NULL
@@ -125,28 +132,14 @@ class GenerationBody(Body, kw_only=True):
     prompt_cache_key: Ignored = NULL
     store: RefusedUnlessFalse = NULL
 
-    prompt_logprobs: Refused = NULL
-    response_format: Annotated[Raw, Neutral({"type": "text"})] = NULL
-    structured_outputs: Refused = NULL
-    guided_json: Refused = NULL
-    guided_regex: Refused = NULL
-    guided_choice: Refused = NULL
-    guided_grammar: Refused = NULL
-    bad_words: RefusedUnlessEmpty = NULL
-    allowed_token_ids: Refused = NULL
-    use_beam_search: RefusedUnlessFalse = NULL
-    length_penalty: Annotated[Raw, Neutral(1, 1.0)] = NULL
-    spaces_between_special_tokens: Annotated[Raw, Neutral(True)] = NULL
-    return_token_ids: RefusedUnlessFalse = NULL
-    echo: RefusedUnlessFalse = NULL
-
 
 class CompletionBody(GenerationBody, kw_only=True):
     """``POST /v1/completions``"""
 
     prompt: str | list[int | str | list[int]]
     best_of: int | None = None
-    logprobs: RefusedUnlessFalse = NULL
+    logprobs: int | None = None
+    echo: bool | None = None
     suffix: Annotated[Raw, Neutral("")] = NULL
 
 
@@ -158,13 +151,14 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
+    echo: RefusedUnlessFalse = NULL
     chat_template: Refused = NULL  # a template is code: it comes from the model's folder alone
-    logprobs: RefusedUnlessFalse = NULL
-    top_logprobs: Annotated[Raw, Neutral(0)] = NULL
-    tools: RefusedUnlessEmpty = NULL
-    tool_choice: Annotated[Raw, Neutral("none")] = NULL
-    parallel_tool_calls: Annotated[Raw, Neutral(True)] = NULL
     functions: RefusedUnlessEmpty = NULL
     function_call: Annotated[Raw, Neutral("none")] = NULL
     documents: RefusedUnlessEmpty = NULL
@@ -176,9 +170,27 @@ class ChatBody(GenerationBody, kw_only=True):
     web_search_options: Refused = NULL
 
 
-class TokenizeBody(Body, kw_only=True):
+class GenerateSampling(Sampling, kw_only=True):
+    """``sampling_params`` of ``POST /generate``"""
+
+    logprobs: int | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """``POST /generate``: token ids in, token ids out."""
+
+    prompt_token_ids: list[int | list[int]]
+    sampling_params: GenerateSampling | None = None
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: int | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /tokenize``: a text, or a conversation."""
 
+    model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
     add_special_tokens: bool | None = None
@@ -186,83 +198,17 @@ class TokenizeBody(Body, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: RefusedUnlessEmpty = NULL
+    tools: list[Tool] | None = None
     chat_template: Refused = NULL
 
 
-class DetokenizeBody(Body, kw_only=True):
+class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /detokenize``"""
 
     tokens: list[int]
+    model: str | None = None
 
 
-# --- reading --------------------------------------------------------------------------------------------------
-
-
-class Reader(typing.Generic[T]):
-    """Reads bodies of one type."""
-
-    def __init__(self, kind: type[T]) -> None:
-        self._decoder = msgspec.json.Decoder(kind)
-        self._neutral = _neutral_fields(kind)
-
-    def read(self, body: bytes) -> T:
-        """The validated body. Raises RequestError (400), which names the field."""
-        try:
-            request = self._decoder.decode(body)
-            refuse_unsupported(request, self._neutral)
-        except msgspec.ValidationError as error:
-            raise _explained(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RequestError(f"The body is not valid JSON: {error}", code="invalid_json") from error
-        except RecursionError as error:
-            raise RequestError("The body is nested too deeply.", code="invalid_json") from error
-        return request
-
-
-def refuse_unsupported(part: msgspec.Struct, neutral: dict[str, tuple[Any, ...]], param: str | None = None) -> None:
-    """Raise RequestError if a field that is not supported asks for something."""
-    for name, values in neutral.items():
-        raw = getattr(part, name)
-        if raw is NULL:
-            continue
-        if not _is_neutral(raw, values):
-            raise RequestError(f"'{name}' is not supported by this server.", param=param or name, code="unsupported")
-
-
-def _is_neutral(raw: Raw, values: tuple[Any, ...]) -> bool:
-    if len(bytes(raw)) > MAX_NEUTRAL_BYTES:
-        return False
-    value = msgspec.json.decode(raw)
-    return any(type(value) is type(neutral) and value == neutral for neutral in values)  # 0 is not False
-
-
-def _neutral_fields(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, ...]]:
-    """Name -> neutral values of the fields of a type that are not supported."""
-    fields = {}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        for note in getattr(hint, "__metadata__", ()):
-            if isinstance(note, Neutral):
-                fields[name] = note.values
-    return fields
-
-
-MESSAGE_NEUTRAL = _neutral_fields(Message)
-STREAM_OPTIONS_NEUTRAL = _neutral_fields(StreamOptions)
-
-_PATH = re.compile(r"`\$(?:\.(\w+))?")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(.*?)`", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(\w+)`")
-
-
-def _explained(problem: str) -> RequestError:
-    """msgspec's complaint with the top-level field as ``param``; the message keeps the whole path."""
-    path = _PATH.search(problem)
-    param = path.group(1) if path else None
-    if unknown := _UNKNOWN.match(problem):
-        name = unknown.group(1)[:100]
-        return RequestError(f"Unknown field '{name}'.", param=param or name, code="unknown_field")
-    if missing := _MISSING.match(problem):
-        param = param or missing.group(1)
-        return RequestError(f"'{missing.group(1)}' is required.", param=param, code="missing_field")
-    return RequestError(f"Invalid value: {problem[:500]}.", param=param, code="invalid_value")
+MESSAGE_NEUTRAL = neutral_fields(Message)
+STREAM_OPTIONS_NEUTRAL = neutral_fields(StreamOptions)
+SAMPLING_NEUTRAL = neutral_fields(GenerateSampling)

@@ -63,6 +63,7 @@ CATALOGUE: dict[str, Spec] = {
     # tokenizer workers
     "tokenize_seconds": Spec("histogram", "Parsing, templating and encoding of one body.", SECONDS),
     "tokenizer_bytes_total": Spec("counter", "Bytes of bodies prepared."),
+    "pretokenized_prompts_total": Spec("counter", "Prompts that came as token ids, and were not encoded."),
     # engines
     "num_requests_running": Spec("gauge", "Choices that hold KV cache in the engine."),
     "num_requests_waiting": Spec("gauge", "Choices that wait in the engine."),

@@ -20,10 +20,13 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tokservice.tokenizer.model_files import read_json, read_text
+from tokservice.tokenizer.time_limit import TimeUp, time_limit
 from tokservice.wire.errors import RequestError, StartupError
 
 Messages = Sequence[Mapping[str, Any]]
 
+MAX_RENDER_S = 5.0  # of CPU time: a template that loops for ever costs its request, not the worker
+MAX_RENDERED_CHARS = 1 << 26
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -62,6 +65,8 @@ class ChatTemplate:
             self._template = environment.from_string(source, globals=dict(special_tokens))
         except (jinja2.TemplateError, RecursionError) as error:
             raise StartupError(f"the chat template is broken: {error}") from error
+        self.source = source
+        self.knows_tools = "tools" in source
         self._reserved = {"messages", "tools", "add_generation_prompt", "strftime_now", *environment.globals}
         self._reserved |= set(special_tokens)
         # A template that does not know the role would drop such a message, or refuse it.
@@ -69,27 +74,48 @@ class ChatTemplate:
         self.wants_arguments_as_text = self._fails_on_mapping()
 
     def render(
-        self, messages: Messages, *, now: float, add_generation_prompt: bool, variables: Mapping[str, Any] | None = None
+        self,
+        messages: Messages,
+        *,
+        now: float,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The prompt's text. Raises RequestError (400) with the template's own complaint."""
         variables = variables or {}
         if taken := self._reserved & variables.keys():
             raise RequestError(f"'{min(taken)}' cannot be set by a request.", param="chat_template_kwargs")
         try:
-            return self._template.render(
-                {
-                    **variables,
-                    "messages": messages,
-                    "tools": None,
-                    "add_generation_prompt": add_generation_prompt,
-                    "strftime_now": lambda form: datetime.fromtimestamp(now).strftime(form),
-                }
-            )
+            with time_limit(MAX_RENDER_S):
+                return self._render(
+                    {
+                        **variables,
+                        "messages": messages,
+                        "tools": tools,
+                        "add_generation_prompt": add_generation_prompt,
+                        "strftime_now": lambda form: datetime.fromtimestamp(now).strftime(form),
+                    }
+                )
+        except TimeUp as error:
+            message = f"The chat template needs more than {MAX_RENDER_S:g} s for this conversation."
+            raise RequestError(message, param="messages", code="template_timeout") from error
         except jinja2.TemplateError as error:
             raise RequestError(str(error) or "The chat template failed.", param="messages") from error
         except Exception as error:  # whatever an operation inside a template raises
             message = f"The chat template cannot render this conversation: {error}"
             raise RequestError(message[:500], param="messages") from error
+
+    def _render(self, variables: Mapping[str, Any]) -> str:
+        """As ``render`` of the library, but of bounded length."""
+        pieces = []
+        num_chars = 0
+        for piece in self._template.generate(variables):
+            pieces.append(piece)
+            num_chars += len(piece)
+            if num_chars > MAX_RENDERED_CHARS:
+                raise jinja2.TemplateRuntimeError(f"the prompt has more than {MAX_RENDERED_CHARS} characters")
+        return "".join(pieces)
 
     def _fails_on_mapping(self) -> bool:
         """Whether the template concatenates the arguments of tool calls, and so needs them as JSON text."""

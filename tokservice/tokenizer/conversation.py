@@ -13,12 +13,21 @@ from typing import Any
 
 import msgspec
 
-from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall, refuse_unsupported
+from tokservice.protocol.reading import refuse_unsupported
+from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
+
+TOOLS_PROMPT = """\
+You can call the functions that are described here, one in each line:
+{tools}
+To call one, answer with its name and its arguments as JSON, in this form and without any other text:
+<tool_call>
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
 
 
 def render(
@@ -30,14 +39,19 @@ def render(
     variables: Mapping[str, Any] | None,
     now: float,
     mark: str,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """The prompt's text. ``mark`` is a text that no client can guess. Raises RequestError (400)."""
     if not messages:
         raise _invalid("'messages' must not be empty.")
     conversation = [_plain(place, message, template) for place, message in enumerate(messages)]
+    if tools and not template.knows_tools:
+        conversation, tools = _with_tools(conversation, tools), None
     if not continue_final_message:
         add_generation_prompt = add_generation_prompt is None or add_generation_prompt
-        return template.render(conversation, now=now, add_generation_prompt=add_generation_prompt, variables=variables)
+        return template.render(
+            conversation, now=now, add_generation_prompt=add_generation_prompt, variables=variables, tools=tools
+        )
 
     if add_generation_prompt:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
@@ -46,12 +60,32 @@ def render(
         message = "'continue_final_message' needs a final message of the assistant."
         raise RequestError(message, param="continue_final_message", code="invalid_value")
     conversation[-1]["content"] += mark  # keeps the place, and blanks that the template would trim
-    text = template.render(conversation, now=now, add_generation_prompt=False, variables=variables)
+    text = template.render(conversation, now=now, add_generation_prompt=False, variables=variables, tools=tools)
     prompt, found, _ = text.rpartition(mark)
     if not found:
         message = "The chat template does not show the final message, so it cannot be continued."
         raise RequestError(message, param="continue_final_message", code="invalid_value")
     return prompt
+
+
+def _with_tools(conversation: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with its tools explained in the system message, for a template that knows none."""
+    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = TOOLS_PROMPT.format(tools=listed)
+    conversation = [_calls_as_text(message) for message in conversation]
+    if conversation[0]["role"] == "system":
+        first = {**conversation[0], "content": f"{conversation[0]['content']}\n\n{text}"}
+        return [first, *conversation[1:]]
+    return [{"role": "system", "content": text}, *conversation]
+
+
+def _calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Earlier calls in the form that the prompt asks for; such a template would leave them out."""
+    if "tool_calls" not in message:
+        return message
+    calls = [call["function"] for call in message["tool_calls"]]
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
 
 
 def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:

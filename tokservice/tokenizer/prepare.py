@@ -12,29 +12,42 @@ from pathlib import Path
 
 import orjson
 
+from tokservice.protocol.reading import Reader, refuse_unsupported
 from tokservice.protocol.requests import (
     STREAM_OPTIONS_NEUTRAL,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    GenerateBody,
+    GenerateSampling,
     GenerationBody,
     Message,
-    Reader,
+    Sampling,
+    StreamOptions,
     TokenizeBody,
-    refuse_unsupported,
 )
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.tokenizer import chat_template, conversation
+from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
+from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.json_guard import check_depth
-from tokservice.tokenizer.prepared import Answer, Prepared, finished
+from tokservice.tokenizer.logprob_fields import logprob_fields
+from tokservice.tokenizer.prepared import Answer, Output, Prepared, finished
 from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
+from tokservice.tokenizer.reasoning import reasoning_of
 from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
+from tokservice.tokenizer.tool_use import ToolUse, check_tools, format_of, plain_tools, tool_use
 from tokservice.wire.errors import NOT_READY, RequestError
 from tokservice.wire.messages import Buffer, EngineLimits, Route
 
 __all__ = ["Answer", "Prepared", "Preparer"]
 
+_NAMES = {  # the field that holds the prompt, and the beginning of the response's id
+    Route.COMPLETIONS: ("prompt", "cmpl"),
+    Route.CHAT_COMPLETIONS: ("messages", "chatcmpl"),
+    Route.GENERATE: ("prompt_token_ids", "gen"),
+}
 DEFAULT_MAX_TOKENS = 16  # of completions; chat completions may use what the prompt leaves of the context
 
 
@@ -48,19 +61,25 @@ class Preparer:
         model_name: str,
         chat_template_file: str,
         settings: TokenizerConfig,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "",
         randbits: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """Load tokenizer and template of a model's folder. ``randbits(k)``: an integer below 2**k, for response ids
-        and for the seeds that clients leave out. Raises StartupError.
+        """Load tokenizer and template of a model's folder. The two parsers: see ModelConfig. ``randbits(k)``: an
+        integer below 2**k, for response ids and for the seeds that clients leave out. Raises StartupError.
         """
         self._model_name = model_name
         self._settings = settings
         self._randbits = randbits
         self._encoder = Encoder(model_dir, settings)
         self._template = chat_template.load(model_dir, chat_template_file)
+        source = self._template.source if self._template else ""
+        self._tool_format = format_of(source) if tool_call_parser == "auto" else tool_call_parser
+        self._reasoning_parser = reasoning_parser
         self._defaults = load_defaults(model_dir)
         self._completions = Reader(CompletionBody)
         self._chats = Reader(ChatBody)
+        self._generates = Reader(GenerateBody)
         self._tokenizes = Reader(TokenizeBody)
         self._detokenizes = Reader(DetokenizeBody)
         self._limits: EngineLimits | None = None
@@ -84,6 +103,8 @@ class Preparer:
                 return self._complete(self._completions.read(data), now, self._limits)
             case Route.CHAT_COMPLETIONS:
                 return self._chat(self._chats.read(data), now, self._limits)
+            case Route.GENERATE:
+                return self._generate_ids(self._generates.read(data), now, self._limits)
             case Route.TOKENIZE:
                 return self._tokenize(self._tokenizes.read(data), now, self._limits)
             case Route.DETOKENIZE:
@@ -96,16 +117,61 @@ class Preparer:
         if body.best_of is not None and body.best_of != (1 if body.n is None else body.n):
             raise RequestError("'best_of' must equal 'n'.", param="best_of", code="invalid_value")
         max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-        add_special_tokens = body.add_special_tokens is not False
         return self._generate(
-            Route.COMPLETIONS, body, prompt_list(body.prompt), max_tokens, add_special_tokens, now, limits
+            Route.COMPLETIONS,
+            body,
+            prompt_list(body.prompt, "prompt"),
+            max_tokens=max_tokens,
+            add_special_tokens=body.add_special_tokens is not False,
+            output=_output(body, body, limits),
+            guide=guide_of(body),
+            priority=body.priority,
+            now=now,
+            limits=limits,
         )
 
     def _chat(self, body: ChatBody, now: float, limits: EngineLimits) -> Prepared:
         self._check_model(body.model)
-        text = self._render(body.messages, body, now)
-        max_tokens, add_special_tokens = _chat_max_tokens(body), bool(body.add_special_tokens)
-        return self._generate(Route.CHAT_COMPLETIONS, body, [text], max_tokens, add_special_tokens, now, limits)
+        tools = tool_use(body, self._tool_format)
+        guide = guide_of(body)
+        if guide and tools.guide:
+            message = f"'{guide.param}' and a 'tool_choice' that demands a call exclude each other."
+            raise RequestError(message, param=guide.param, code="invalid_value")
+        guide = guide or tools.guide
+        text = self._render(body.messages, body, now, tools)
+        output = dataclasses.replace(
+            _output(body, body, limits),
+            tools=tools,
+            reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
+        )
+        return self._generate(
+            Route.CHAT_COMPLETIONS,
+            body,
+            [text],
+            max_tokens=_chat_max_tokens(body),
+            add_special_tokens=bool(body.add_special_tokens),
+            output=output,
+            guide=guide,
+            priority=body.priority,
+            now=now,
+            limits=limits,
+        )
+
+    def _generate_ids(self, body: GenerateBody, now: float, limits: EngineLimits) -> Prepared:
+        self._check_model(body.model)
+        sampling = body.sampling_params or GenerateSampling()
+        return self._generate(
+            Route.GENERATE,
+            sampling,
+            prompt_list(body.prompt_token_ids, "prompt_token_ids"),
+            max_tokens=DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
+            add_special_tokens=False,
+            output=_output(body, sampling, limits),
+            guide=guide_of(sampling),
+            priority=body.priority,
+            now=now,
+            limits=limits,
+        )
 
     def _tokenize(self, body: TokenizeBody, now: float, limits: EngineLimits) -> Answer:
         self._check_model(body.model)
@@ -116,12 +182,14 @@ class Preparer:
             text, param = body.prompt, "prompt"
             add_special_tokens = body.add_special_tokens is not False
         else:
-            text, param = self._render(body.messages or [], body, now), "messages"
+            check_tools(body.tools or [])
+            tools = ToolUse(shown=plain_tools(body.tools)) if body.tools else ToolUse()
+            text, param = self._render(body.messages or [], body, now, tools), "messages"
             add_special_tokens = bool(body.add_special_tokens)
         ids = self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
         token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
-        answer = {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": token_strs}
-        return Answer(orjson.dumps(answer))
+        counts = {"count": len(ids), "max_model_len": limits.max_model_len}
+        return Answer(orjson.dumps({**counts, "tokens": ids, "token_strs": token_strs}))
 
     def _detokenize(self, body: DetokenizeBody, limits: EngineLimits) -> Answer:
         self._check_model(body.model)
@@ -133,35 +201,41 @@ class Preparer:
     def _generate(
         self,
         route: Route,
-        body: GenerationBody,
+        body: Sampling,
         prompts: list[Prompt],
+        *,
         max_tokens: int | None,  # None: what the prompt leaves of the context
         add_special_tokens: bool,
+        output: Output,
+        guide: Guide | None,
+        priority: int | None,
         now: float,
         limits: EngineLimits,
     ) -> Prepared:
-        """The common way of both kinds of generation: all that is cheap to check comes before encoding."""
-        _check_stream_options(body)
-        stop = stop_strings(body.stop)
+        """The common way of all kinds of generation: all that is cheap to check comes before encoding."""
         sampling = sampling_params(
             body,
             max_tokens=limits.max_model_len if max_tokens is None else max_tokens,
+            logprobs=output.logprobs,
+            guide=guide,
+            bad_words_ids=bad_words_ids(body.bad_words, self._encoder, limits),
+            priority=priority or 0,
             defaults=self._defaults,
             limits=limits,
             seed=self._randbits(63),
         )
         self._check_fan_out(len(prompts), sampling.n)
         keep = _num_tokens_to_keep(body, max_tokens or 1, limits)
-        param = "messages" if route == Route.CHAT_COMPLETIONS else "prompt"
+        param, prefix = _NAMES[route]
         token_ids = [self._token_ids(prompt, param, add_special_tokens, keep, limits) for prompt in prompts]
-        prefix = "chatcmpl" if route == Route.CHAT_COMPLETIONS else "cmpl"
         return finished(
             route,
-            body,
+            output,
             token_ids=token_ids,
+            prompt_texts=tuple(str(prompt) if isinstance(prompt, str) and keep is None else None for prompt in prompts),
+            num_pretokenized=sum(not isinstance(prompt, str) for prompt in prompts),
             bare_prompts=tuple(i for i, ids in enumerate(token_ids) if self._encoder.is_bare(ids)),
             sampling=sampling,
-            stop=stop,
             max_model_len=limits.max_model_len,
             model=self._model_name,
             response_id=f"{prefix}-{self._randbits(128):032x}",
@@ -170,8 +244,9 @@ class Preparer:
 
     def _token_ids(
         self, prompt: Prompt, param: str, add_special_tokens: bool, keep: int | None, limits: EngineLimits
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Token ids of one prompt, its last ``keep`` ones, known to fit."""
+        token_ids: Sequence[int]
         if isinstance(prompt, str):
             token_ids = self._encoder.encode(
                 prompt, add_special_tokens=add_special_tokens, limits=limits, param=param, guarded=keep is None
@@ -195,7 +270,7 @@ class Preparer:
             message = f"The number of prompts times 'n' must be at most {max_choices}."
             raise RequestError(message, param="n" if n > 1 else "prompt", code="too_many_choices")
 
-    def _render(self, messages: list[Message], body: ChatBody | TokenizeBody, now: float) -> str:
+    def _render(self, messages: list[Message], body: ChatBody | TokenizeBody, now: float, tools: ToolUse) -> str:
         if self._template is None:
             message = "This model has no chat template: use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
@@ -207,6 +282,7 @@ class Preparer:
             variables=body.chat_template_kwargs,
             now=now,
             mark=f"\ue000{self._randbits(128):032x}\ue000",
+            tools=tools.shown,
         )
 
 
@@ -223,7 +299,7 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
     return body.max_completion_tokens
 
 
-def _num_tokens_to_keep(body: GenerationBody, max_tokens: int, limits: EngineLimits) -> int | None:
+def _num_tokens_to_keep(body: Sampling, max_tokens: int, limits: EngineLimits) -> int | None:
     """``truncate_prompt_tokens``; -1 keeps as many as leave room for ``max_tokens``; None keeps all."""
     keep = body.truncate_prompt_tokens
     if keep is None or keep >= 1:
@@ -234,7 +310,22 @@ def _num_tokens_to_keep(body: GenerationBody, max_tokens: int, limits: EngineLim
     raise RequestError(message, param="truncate_prompt_tokens", code="invalid_value")
 
 
-def _check_stream_options(body: GenerationBody) -> None:
+def _output(body: GenerationBody | GenerateBody, sampling: Sampling, limits: EngineLimits) -> Output:
+    """What the body says of the response; tools and reasoning aside."""
+    _check_stream_options(body)
+    return Output(
+        stream=bool(body.stream),
+        stream_options=body.stream_options or StreamOptions(),
+        stop=stop_strings(sampling.stop),
+        include_stop=bool(sampling.include_stop_str_in_output),
+        skip_special_tokens=sampling.skip_special_tokens is not False,
+        logprobs=logprob_fields(sampling, stream=bool(body.stream), vocab_size=limits.vocab_size),
+        return_token_ids=isinstance(body, GenerationBody) and bool(body.return_token_ids),
+        tokens_as_ids=isinstance(body, GenerationBody) and bool(body.return_tokens_as_token_ids),
+    )
+
+
+def _check_stream_options(body: GenerationBody | GenerateBody) -> None:
     options = body.stream_options
     if options is None:
         return

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.protocol.requests import GenerationBody, StreamOptions
+from tokservice.protocol.requests import StreamOptions
+from tokservice.tokenizer.logprob_fields import LogprobFields
 from tokservice.tokenizer.prompts import pack
+from tokservice.tokenizer.tool_use import ToolUse
 from tokservice.wire.messages import Route, SamplingParams
 
 
@@ -20,6 +22,7 @@ class Prepared:
     stream: bool
     num_choices: int
     num_prompt_tokens: int  # of all prompts
+    num_pretokenized: int  # prompts that came as token ids
     sampling: SamplingParams
     context: bytes  # for the detokenizer
     prompts: tuple[bytes, ...]  # token ids of each prompt, little-endian uint32
@@ -32,14 +35,31 @@ class Answer:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What the response is to look like, as far as the request's body says so."""
+
+    stream: bool
+    stream_options: StreamOptions
+    stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
+    logprobs: LogprobFields
+    return_token_ids: bool
+    tokens_as_ids: bool
+    tools: ToolUse = field(default_factory=ToolUse)
+    reasoning: str = ""
+
+
 def finished(
     route: Route,
-    body: GenerationBody,
+    output: Output,
     *,
     token_ids: Sequence[Sequence[int]],
+    prompt_texts: tuple[str | None, ...],  # None where the prompt came as ids, or was truncated
+    num_pretokenized: int,
     bare_prompts: tuple[int, ...],
     sampling: SamplingParams,
-    stop: tuple[str, ...],
     max_model_len: int,
     model: str,
     response_id: str,
@@ -53,7 +73,9 @@ def finished(
     room = max_model_len - max(lengths)
     if sampling.max_tokens > room:
         sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-    options = body.stream_options or StreamOptions()
+    prompts = tuple(map(pack, token_ids))
+    echo = output.logprobs.echo
+    tells_prompt = echo or output.return_token_ids or output.logprobs.prompt >= 0
     context = Context(
         route=route,
         response_id=response_id,
@@ -61,20 +83,32 @@ def finished(
         model=model,
         n=sampling.n,
         num_prompt_tokens=lengths,
-        stream=bool(body.stream),
-        include_usage=bool(options.include_usage),
-        continuous_usage=bool(options.continuous_usage_stats),
-        stop=stop,
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
+        stream=output.stream,
+        include_usage=bool(output.stream_options.include_usage),
+        continuous_usage=bool(output.stream_options.continuous_usage_stats),
+        stop=output.stop,
+        include_stop=output.include_stop,
+        skip_special_tokens=output.skip_special_tokens,
         min_tokens=sampling.min_tokens,
         bare_prompts=bare_prompts,
+        num_logprobs=output.logprobs.output,
+        num_prompt_logprobs=output.logprobs.prompt,
+        echo=echo,
+        prompt_texts=prompt_texts if echo else (),
+        prompt_ids=prompts if tells_prompt else (),
+        return_token_ids=output.return_token_ids,
+        tokens_as_ids=output.tokens_as_ids,
+        tool_format=output.tools.format,
+        tool_names=output.tools.names,
+        parallel_tool_calls=output.tools.parallel,
+        reasoning=output.reasoning,
     )
     return Prepared(
         stream=context.stream,
         num_choices=len(token_ids) * sampling.n,
         num_prompt_tokens=sum(lengths),
+        num_pretokenized=num_pretokenized,
         sampling=sampling,
         context=contexts.encode(context),
-        prompts=tuple(map(pack, token_ids)),
+        prompts=prompts,
     )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import struct
+import sys
+from array import array
 from collections.abc import Sequence
 
 from tokservice.wire.errors import RequestError
 
 Prompt = str | list[int]
 
+_BIG_ENDIAN = sys.byteorder == "big"
 
-def prompt_list(prompt: str | Sequence[int | str | list[int]]) -> list[Prompt]:
-    """The four forms of ``prompt`` (text, texts, ids, lists of ids) as a list. Raises RequestError (400)."""
+
+def prompt_list(prompt: str | Sequence[int | str | list[int]], param: str) -> list[Prompt]:
+    """The four forms of a prompt (text, texts, ids, lists of ids) as a list. Raises RequestError (400)."""
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))
@@ -20,9 +23,9 @@ def prompt_list(prompt: str | Sequence[int | str | list[int]]) -> list[Prompt]:
     if kinds in ({str}, {list}):
         return list(prompt)  # type: ignore[arg-type]
     if not kinds:
-        raise empty()
-    message = "'prompt' must be a string, a list of strings, a list of token ids or a list of such lists."
-    raise RequestError(message, param="prompt", code="invalid_value")
+        raise empty(param)
+    message = f"'{param}' must not mix texts, token ids and lists of token ids."
+    raise RequestError(message, param=param, code="invalid_value")
 
 
 def check_length(token_ids: Sequence[int], max_model_len: int, param: str) -> None:
@@ -57,4 +60,8 @@ def too_long(length: str, max_model_len: int, param: str) -> RequestError:
 
 def pack(token_ids: Sequence[int]) -> bytes:
     """Token ids as little-endian uint32."""
-    return struct.pack(f"<{len(token_ids)}I", *token_ids)
+    packed = token_ids if isinstance(token_ids, array) else array("I", token_ids)
+    if _BIG_ENDIAN:
+        packed = packed[:]
+        packed.byteswap()
+    return packed.tobytes()

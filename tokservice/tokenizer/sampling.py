@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokservice.protocol.requests import GenerationBody
+from tokservice.protocol.reading import refuse_unsupported
+from tokservice.protocol.requests import SAMPLING_NEUTRAL, Sampling
+from tokservice.tokenizer.guides import Guide
+from tokservice.tokenizer.logprob_fields import LogprobFields
 from tokservice.tokenizer.model_files import read_json
 from tokservice.tokenizer.prompts import check_token_ids
 from tokservice.wire.errors import RequestError, StartupError
@@ -48,13 +51,24 @@ def load_defaults(model_dir: Path) -> GenerationDefaults:
 
 
 def sampling_params(
-    body: GenerationBody, *, max_tokens: int, defaults: GenerationDefaults, limits: EngineLimits, seed: int
+    body: Sampling,
+    *,
+    max_tokens: int,
+    logprobs: LogprobFields,
+    guide: Guide | None,
+    bad_words_ids: tuple[tuple[int, ...], ...],
+    priority: int,
+    defaults: GenerationDefaults,
+    limits: EngineLimits,
+    seed: int,
 ) -> SamplingParams:
     """Build the parameters for the engine. Raises RequestError (400), which names the field.
 
-    ``max_tokens`` is what the client asked for, or the default; ``seed`` is used where the client gave none.
+    ``max_tokens`` is what the client asked for, or the default; 0 is of use where the prompt is scored or echoed.
+    ``seed`` is used where the client gave none.
     """
-    _check("max_tokens", max_tokens, 1, None)
+    refuse_unsupported(body, SAMPLING_NEUTRAL)
+    _check("max_tokens", max_tokens, 0 if logprobs.about_prompt else 1, None)
     min_tokens = _or(body.min_tokens, 0)
     _check("min_tokens", min_tokens, 0, max_tokens)
     temperature = _or(body.temperature, defaults.temperature)
@@ -74,7 +88,6 @@ def sampling_params(
     if body.seed is not None:
         _check("seed", body.seed, -MAX_SEED - 1, MAX_SEED)
         seed = body.seed & MAX_SEED
-    priority = _or(body.priority, 0)
     _check("priority", priority, -(2**31), 2**31 - 1)
     stop_token_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     check_token_ids("stop_token_ids", stop_token_ids, limits.vocab_size)
@@ -98,11 +111,16 @@ def sampling_params(
         stop_token_ids=stop_token_ids,
         logit_bias_ids=tuple(logit_bias),
         logit_bias_values=tuple(logit_bias.values()),
+        bad_words_ids=bad_words_ids,
+        num_logprobs=logprobs.output,
+        num_prompt_logprobs=logprobs.engine_prompt,
+        guide_kind=guide.kind if guide else "",
+        guide=guide.text if guide else "",
         priority=priority,
     )
 
 
-def num_choices_per_prompt(body: GenerationBody) -> int:
+def num_choices_per_prompt(body: Sampling) -> int:
     """``n``. Raises RequestError."""
     n = _or(body.n, 1)
     _check("n", n, 1, None)

@@ -44,6 +44,8 @@ class Tokenizer:
             model_name=model.served_name,
             chat_template_file=model.chat_template,
             settings=process.config.tokenizer,
+            tool_call_parser=model.tool_call_parser,
+            reasoning_parser=model.reasoning_parser,
         )
         self._metrics = process.metrics
         self._inbox: OrderedDict[tuple[str, int], Prepare] = OrderedDict()
@@ -104,6 +106,7 @@ class Tokenizer:
 
     def _forward(self, message: Prepare, prepared: Prepared) -> None:
         """Tell the router first: it must be able to begin the request again from the moment that the engine has it."""
+        self._metrics.add("pretokenized_prompts_total", prepared.num_pretokenized)
         frames = (encode_part(prepared.sampling), prepared.context, *prepared.prompts)
         accepted = Accepted(
             request_id=message.request_id,

@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tokservice.protocol.requests import ChatBody, CompletionBody, Reader
+from tokservice.protocol.reading import Reader
+from tokservice.protocol.requests import ChatBody, CompletionBody
 from tokservice.wire.errors import RequestError
 
 COMPLETIONS = Reader(CompletionBody)
@@ -29,8 +30,9 @@ def refused(body: bytes) -> RequestError:
         (b'{"prompt":"a","stream_options":{"x":1}}', "stream_options", "unknown_field"),
         (b'{"prompt":"a","sto":"x"}', "sto", "unknown_field"),
         (b'{"prompt":"a","a`b $.c":"x"}', "a", "unknown_field"),
-        (b'{"prompt":"a","echo":true}', "echo", "unsupported"),
-        (b'{"prompt":"a","echo":0}', "echo", "unsupported"),
+        (b'{"prompt":"a","echo":0}', "echo", "invalid_value"),
+        (b'{"prompt":"a","use_beam_search":true}', "use_beam_search", "unsupported"),
+        (b'{"prompt":"a","use_beam_search":0}', "use_beam_search", "unsupported"),
         (b'{"prompt":"a","suffix":"' + b"x" * 100 + b'"}', "suffix", "unsupported"),
     ],
 )

@@ -20,6 +20,7 @@ LIMITS = EngineLimits(max_model_len=64, vocab_size=VOCAB_SIZE, kv_cache_tokens=1
 NOW = 1700000000.9
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}
 PROMPT = {"prompt": "hello world"}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
 
 def counting_bits(num_bits: int) -> int:
@@ -321,12 +322,21 @@ def test_padding_rows_of_the_embedding_are_valid_prompt_ids(preparer: Preparer) 
         ("user", [5]),
         ("store", [True]),
         ("model", [5]),
-        ("echo", [True]),
+        ("echo", [1, "true"]),
         ("suffix", ["x"]),
-        ("logprobs", [0, 5, True]),
-        ("prompt_logprobs", [0]),
-        ("response_format", [{"type": "json_object"}, "json", {"type": "text" + " " * 100}]),
-        ("guided_json", [{}]),
+        ("logprobs", [-1, 21, True, 1.5]),
+        ("prompt_logprobs", [-1, 21, False]),
+        ("bad_words", [[""], [" "], [5], "a", ["x" * 257], ["a"] * 129]),
+        ("response_format", ["json", {"type": "xml"}, {"type": "json_schema"}, {"type": "text", "json_schema": {}}]),
+        ("response_format", [{"type": "json_schema", "json_schema": {"name": "x"}}]),
+        ("guided_json", [[], 5, "x", "[1]", {"type": "objec"}, {"$ref": "#/x"}, {"enum": ["x" * 40_000]}]),
+        ("guided_regex", ["a(", "(?=a)b", 5, "x" * 40_000]),
+        ("guided_choice", [[], [""], "a", ["a"] * 1025]),
+        ("guided_grammar", ["start: b", "root ::= (", "x" * 40_000]),
+        ("structured_outputs", [{}, {"json": {}, "regex": "a"}, {"regex": "("}, {"x": 1}, {"structural_tag": "a"}]),
+        ("return_token_ids", [1]),
+        ("allowed_token_ids", [[5]]),
+        ("spaces_between_special_tokens", [False]),
         ("use_beam_search", [True]),
         ("no_such_field", [None, 1]),
         ("tools", [None]),  # a field of chat alone
@@ -345,11 +355,14 @@ def test_wrong_values_are_refused_and_named(preparer: Preparer, field: str, valu
         ("messages", [None, [], "hi", [{}], [{"role": "bot", "content": "x"}], [{"role": "user", "content": 5}]]),
         ("messages", [[{"role": "user", "content": "x", "mood": "good"}], [{"role": "user", "content": ["x"]}]]),
         ("max_completion_tokens", [0, -1]),
-        ("tools", [[{"type": "function", "function": {"name": "f"}}]]),
-        ("tool_choice", ["auto", "required"]),
-        ("parallel_tool_calls", [False]),
-        ("logprobs", [True]),
-        ("top_logprobs", [2]),
+        ("tools", [[{"type": "custom", "function": {"name": "f"}}], [{"type": "function"}], [TOOL, TOOL], {}]),
+        ("tools", [[{"function": {"name": "a b"}}], [{"function": {"name": "f", "parameters": 5}}]]),
+        ("tool_choice", ["required", "any", {"type": "function", "function": {"name": "f"}}]),
+        ("parallel_tool_calls", ["no"]),
+        ("logprobs", [1, "true"]),
+        ("top_logprobs", [2, -1, 21]),
+        ("max_tokens", [0]),
+        ("echo", [True]),
         ("chat_template", ["{{ 1 }}"]),
         ("chat_template_kwargs", [{"messages": []}, 5, {"bos_token": "x", "strftime_now": 1}]),
         ("modalities", [["text", "audio"]]),
@@ -499,3 +512,126 @@ def test_unusable_models_are_startup_errors(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="not supported yet"):
         start(allow=False)
     start()
+
+
+# --- logprobs, echo, ids, guides, tools -----------------------------------------------------------------------
+
+
+def test_logprobs(preparer: Preparer) -> None:
+    def counts(**fields: Any) -> tuple[int, int]:
+        sampling = prepared(preparer, **fields).sampling
+        return sampling.num_logprobs, sampling.num_prompt_logprobs
+
+    assert counts(**PROMPT) == counts(**CHAT) == counts(**CHAT, top_logprobs=0) == (-1, -1)
+    assert counts(**PROMPT, logprobs=0) == (0, -1)
+    assert counts(**PROMPT, logprobs=5) == (5, -1)
+    assert counts(**PROMPT, logprobs=5, echo=True) == (5, 5)
+    assert counts(**PROMPT, logprobs=1, prompt_logprobs=3, echo=True) == (1, 3)
+    assert counts(**CHAT, logprobs=True) == (0, -1)
+    assert counts(**CHAT, logprobs=True, top_logprobs=20) == (20, -1)
+    assert counts(**CHAT, prompt_logprobs=0) == (-1, 0)
+
+
+def test_echo_without_output(preparer: Preparer) -> None:
+    """max_tokens 0 with echo crashed the server: vllm#6521."""
+    result = prepared(preparer, prompt=["hello", "world"], max_tokens=0, echo=True)
+    assert result.sampling.max_tokens == 0
+    context = contexts.decode(result.context)
+    assert (context.prompt_texts, context.prompt_ids) == (("hello", "world"), result.prompts)
+    assert contexts.decode(prepared(preparer, prompt=[5, 6], echo=True).context).prompt_texts == (None,)
+    truncated = prepared(preparer, prompt="one two three", echo=True, truncate_prompt_tokens=1)
+    assert contexts.decode(truncated.context).prompt_texts == (None,)
+
+
+def test_prompts_travel_to_the_detokenizer_only_where_they_are_told(preparer: Preparer) -> None:
+    assert contexts.decode(prepared(preparer, **PROMPT, logprobs=2).context).prompt_ids == ()
+    for fields in ({"echo": True}, {"return_token_ids": True}, {"prompt_logprobs": 0}):
+        assert contexts.decode(prepared(preparer, **PROMPT, **fields).context).prompt_ids
+
+
+def test_bad_words(preparer: Preparer) -> None:
+    found = prepared(preparer, **PROMPT, bad_words=["hello", "hello"]).sampling.bad_words_ids
+    assert set(found) == {tuple(TOKENIZER.encode("hello").ids), tuple(TOKENIZER.encode(" hello").ids)}
+
+
+def test_guides_reach_the_engine(preparer: Preparer) -> None:
+    sampling = prepared(preparer, **CHAT, response_format={"type": "json_object"}).sampling
+    assert (sampling.guide_kind, sampling.guide) == ("json_schema", '{"type":"object"}')
+    assert prepared(preparer, **PROMPT, guided_regex="[0-9]+").sampling.guide_kind == "regex"
+
+
+def test_tools_are_shown_even_where_the_template_knows_none(tmp_path: Path) -> None:
+    preparer = make(tmp_path)
+    preparer.set_limits(EngineLimits(max_model_len=4096, vocab_size=VOCAB_SIZE))
+    result = prepared(preparer, **CHAT, tools=[TOOL])
+    assert '"name": "f"' in TOKENIZER.decode(ids(result)[0])
+    context = contexts.decode(result.context)
+    assert (context.tool_format, context.tool_names) == ("hermes", ("f",))
+    assert prepared(preparer, **CHAT, tools=[TOOL], tool_choice="none").prompts == prepared(preparer, **CHAT).prompts
+
+
+def test_a_demanded_call_and_a_response_format_exclude_each_other(preparer: Preparer) -> None:
+    body = CHAT | {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}
+    assert refused(preparer, body).param == "response_format"
+
+
+def test_reasoning_by_option(tmp_path: Path) -> None:
+    tiny_tokenizers.write_model(
+        tmp_path, TOKENIZER, chat_template="{% for m in messages %}{{ m.content }}{% endfor %}{{ opened }}"
+    )
+    thinking = Preparer(
+        model_dir=tmp_path,
+        model_name="tiny",
+        chat_template_file="",
+        settings=TokenizerConfig(),
+        reasoning_parser="think",
+    )
+    thinking.set_limits(LIMITS)
+    assert contexts.decode(prepared(thinking, **CHAT).context).reasoning == "tagged"
+    opened = CHAT | {"chat_template_kwargs": {"opened": "<think>\n"}}
+    assert contexts.decode(prepared(thinking, **opened).context).reasoning == "open"
+    guided = opened | {"response_format": {"type": "json_object"}}
+    assert contexts.decode(prepared(thinking, **guided).context).reasoning == ""
+
+
+def test_token_ids_in_and_out(preparer: Preparer) -> None:
+    body = {"prompt_token_ids": [[5, 6], [7]], "sampling_params": {"n": 2, "max_tokens": 3, "logprobs": 1}}
+    result = preparer.prepare(Route.GENERATE, [json.dumps(body).encode()], NOW)
+    assert isinstance(result, Prepared)
+    assert (ids(result), result.num_choices, result.num_pretokenized) == ([[5, 6], [7]], 4, 2)
+    assert (result.sampling.max_tokens, result.sampling.num_logprobs) == (3, 1)
+    assert prepared(preparer, prompt=["a", "b"]).num_pretokenized == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt_token_ids"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids"),
+        ({"prompt_token_ids": []}, "prompt_token_ids"),
+        ({"prompt_token_ids": [[]]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [5, [5]]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [VOCAB_SIZE]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [-1]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [5], "prompt": "a"}, "prompt"),
+        ({"prompt_token_ids": [5], "sampling_params": {"temperature": -1}}, "temperature"),
+        ({"prompt_token_ids": [5], "sampling_params": {"echo": True}}, "sampling_params"),
+        ({"prompt_token_ids": [5], "stream_options": {}}, "stream_options"),
+    ],
+)
+def test_wrong_values_with_token_ids(preparer: Preparer, body: dict[str, Any], param: str) -> None:
+    assert refused(preparer, body, Route.GENERATE).param == param
+
+
+def test_a_template_that_loops_for_ever_costs_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokservice.tokenizer.chat_template.MAX_RENDER_S", 0.05)
+    monkeypatch.setattr("tokservice.tokenizer.chat_template.MAX_RENDERED_CHARS", 5000)
+    loop = "{% for i in range(90000) %}"
+    silent_loops = f"{loop}{loop}{{% endfor %}}{{% endfor %}}"
+    endless = f"{{% if messages[0].content == 'silent' %}}{silent_loops}{{% endif %}}"
+    loud = "{% if messages[0].content == 'loud' %}{% for i in range(90000) %}xxxxxxxx{% endfor %}{% endif %}fine"
+    looping = make(tmp_path, chat_template=endless + loud)
+    silent = refused(looping, {"messages": [{"role": "user", "content": "silent"}]})
+    assert (silent.code, silent.param) == ("template_timeout", "messages")
+    assert "characters" in refused(looping, {"messages": [{"role": "user", "content": "loud"}]}).message
+    assert ids(prepared(looping, **CHAT)) == [TOKENIZER.encode("fine").ids]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from tokservice.protocol.requests import ChatBody, CompletionBody
+from tokservice.tokenizer.guides import ANY_OBJECT, MAX_GUIDE_BYTES, Guide, guide_of
+from tokservice.wire.errors import RequestError
+
+
+def guide(**fields: Any) -> Guide | None:
+    return guide_of(msgspec.json.decode(json.dumps({"prompt": "a"} | fields), type=CompletionBody))
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", ANY_OBJECT),
+        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", ANY_OBJECT),
+        ({"guided_regex": "[0-9]+"}, "regex", "[0-9]+"),
+        ({"structured_outputs": {"regex": "a|b"}}, "regex", "a|b"),
+        ({"guided_choice": ["yes", "nö"]}, "choice", '["yes","nö"]'),
+        ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+    ],
+)
+def test_guides(fields: dict[str, Any], kind: str, text: str) -> None:
+    found = guide(**fields)
+    assert found is not None
+    assert (found.kind, found.text, found.param) == (kind, text, next(iter(fields)))
+
+
+def test_gbnf_is_translated() -> None:
+    found = guide(guided_grammar='root ::= "a" | digits\ndigits ::= [0-9]+')
+    assert found is not None
+    assert "start:" in found.text
+    assert "::=" not in found.text
+
+
+def test_a_json_schema_in_a_response_format() -> None:
+    body = {"messages": [], "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}}
+    found = guide_of(msgspec.json.decode(json.dumps(body), type=ChatBody))
+    assert found == Guide("json_schema", json.dumps(SCHEMA), "response_format")
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"response_format": {"type": "text"}}, {"guided_json": None}, {"structured_outputs": None}]
+)
+def test_no_guide(fields: dict[str, Any]) -> None:
+    assert guide(**fields) is None
+
+
+def test_two_guides_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="exclude each other"):
+        guide(guided_regex="a", response_format={"type": "json_object"})
+
+
+def test_a_large_schema_is_refused_before_it_is_compiled() -> None:
+    """The engine compiles it between two steps of everybody else."""
+    with pytest.raises(RequestError, match=f"at most {MAX_GUIDE_BYTES} bytes"):
+        guide(guided_json={"enum": ["x" * MAX_GUIDE_BYTES]})
+
+
+def test_deep_schemas_in_strings_are_refused() -> None:
+    """The guard before the parser sees the body alone: a schema in a string is behind it."""
+    with pytest.raises(RequestError, match="nested more than"):
+        guide(guided_json='{"a":' + "[" * 5000 + "]" * 5000 + "}")

@@ -1,0 +1,1 @@
+"""The ways in which models write tool calls; each file reads one of them."""

@@ -1,0 +1,112 @@
+"""Reads one tool call that is written as a JSON object, and passes its arguments on as they come.
+
+Detokenizer worker; pure. The object has a "name", and "arguments" or "parameters", in any order; other keys are read
+over. Arguments that are a string hold the JSON text themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+
+from tokservice.detokenizer.tool_parsers.json_scan import JsonScanner
+
+ARGUMENT_KEYS = ("arguments", "parameters")
+
+
+class _At(IntEnum):
+    OBJECT = 0  # before "{"
+    KEY = 1
+    COLON = 2
+    VALUE = 3
+    COMMA = 4
+    END = 5
+    BROKEN = 6
+
+
+class CallObject:
+    """The state of reading one object."""
+
+    def __init__(self) -> None:
+        self.name: str | None = None
+        self.arguments = ""  # not yet passed on
+        self.raw = ""  # all that was read
+        self._at = _At.OBJECT
+        self._scanner = JsonScanner()
+        self._value = ""  # of the key or value that is being read
+        self._key = ""
+
+    @property
+    def is_done(self) -> bool:
+        """The object is closed."""
+        return self._at == _At.END
+
+    @property
+    def is_broken(self) -> bool:
+        """This is no such object; ``raw`` ends with the character that shows it."""
+        return self._at == _At.BROKEN
+
+    def take(self, character: str) -> None:
+        """Read one more character."""
+        self.raw += character
+        if self._at == _At.VALUE and self._take_value(character):
+            return
+        if self._at == _At.KEY and self._value:
+            self._take_key(character)
+        elif not character.isspace():
+            self._take_mark(character)
+
+    def _take_mark(self, character: str) -> None:
+        match self._at, character:
+            case _At.OBJECT, "{":
+                self._at = _At.KEY
+            case _At.KEY, '"':
+                self._scanner = JsonScanner()
+                self._take_key(character)
+            case _At.COLON, ":":
+                self._at, self._value, self._scanner = _At.VALUE, "", JsonScanner()
+            case _At.COMMA, ",":
+                self._at, self._value = _At.KEY, ""
+            case ((_At.COMMA | _At.KEY), "}"):
+                self._at = _At.END if self.name is not None else _At.BROKEN
+            case _:
+                self._at = _At.BROKEN
+
+    def _take_key(self, character: str) -> None:
+        self._scanner.take(character)
+        self._value += character
+        if self._scanner.done:
+            self._key = _string(self._value) or ""
+            self._at = _At.COLON
+
+    def _take_value(self, character: str) -> bool:
+        """Whether the character is part of the value, or of the blanks before it."""
+        belongs = self._scanner.take(character)
+        if self._scanner.broken:
+            self._at = _At.BROKEN
+            return True
+        if belongs:
+            self._value += character
+            if self._key in ARGUMENT_KEYS and self._value[0] != '"':
+                self.arguments += character
+        if self._scanner.done:
+            self._end_value()
+        return belongs or not self._scanner.done
+
+    def _end_value(self) -> None:
+        self._at = _At.COMMA
+        if self._key == "name":
+            self.name = _string(self._value)
+            if not self.name:
+                self._at = _At.BROKEN
+        elif self._key in ARGUMENT_KEYS and self._value.startswith('"'):
+            self.arguments += _string(self._value) or ""
+
+
+def _string(text: str) -> str | None:
+    """The value of a JSON string; None where it is none."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, str) else None

@@ -1,0 +1,34 @@
+"""Tool calls that the request demanded: the output is guided to be JSON, without any mark. Detokenizer worker; pure."""
+
+from __future__ import annotations
+
+from tokservice.detokenizer.tool_parsers.parser import ToolParser
+from tokservice.protocol.parts import Kind, Part
+
+
+class JsonListParser(ToolParser):
+    """``tool_choice`` "required": a list of calls."""
+
+    def __init__(self, names: tuple[str, ...], *, parallel: bool) -> None:
+        super().__init__(names, parallel=parallel)
+        self._state = self._read_start
+
+
+class NamedParser:
+    """``tool_choice`` with a name: the output is the arguments of this function."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._name = names[0]
+        self._has_begun = False
+
+    def push(self, text: str) -> list[Part]:
+        """See MessageParser."""
+        if not text:
+            return []
+        begin = [] if self._has_begun else [Part(Kind.CALL, self._name)]
+        self._has_begun = True
+        return [*begin, Part(Kind.ARGUMENTS, text)]
+
+    def flush(self) -> list[Part]:
+        """See MessageParser."""
+        return []

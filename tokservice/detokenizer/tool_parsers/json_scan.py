@@ -1,0 +1,52 @@
+"""Finds the end of a JSON value in a text that comes piece by piece, without parsing it. Detokenizer worker; pure."""
+
+from __future__ import annotations
+
+_OPENING, _CLOSING = frozenset("{["), frozenset("}]")
+_SCALAR_ENDS = frozenset(",}] \t\r\n")
+_SCALAR = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+
+
+class JsonScanner:
+    """Reads one value from its first character on."""
+
+    __slots__ = ("_depth", "_escaped", "_in_string", "_started", "broken", "done")
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+        self._started = False
+        self.done = False
+        self.broken = False
+
+    def take(self, character: str) -> bool:
+        """Read one more character; whether it belongs to the value. False also ends a number or a word."""
+        if self._in_string:
+            self._take_in_string(character)
+            return True
+        if character in _SCALAR_ENDS and not self._depth:
+            self.done = self._started
+            self.broken = not self._started and not character.isspace()
+            return False
+        self._started = True
+        if character == '"':
+            self._in_string = True
+        elif character in _OPENING:
+            self._depth += 1
+        elif character in _CLOSING:
+            self._depth -= 1
+            self.done = self._depth == 0
+        elif not self._depth and character not in _SCALAR:
+            self.broken = True
+            return False
+        return True
+
+    def _take_in_string(self, character: str) -> None:
+        if self._escaped:
+            self._escaped = False
+        elif character == "\\":
+            self._escaped = True
+        elif character == '"':
+            self._in_string = False
+            self.done = self._depth == 0

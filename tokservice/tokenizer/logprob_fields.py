@@ -1,0 +1,60 @@
+"""Which log-probabilities a request asks for. Tokenizer worker; pure.
+
+Everywhere -1 means none, 0 those of the tokens themselves, N also those of the N most likely ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tokservice.protocol.requests import ChatBody, CompletionBody, GenerateSampling, Sampling
+from tokservice.wire.errors import RequestError
+
+MAX_LOGPROBS = 20
+
+
+class LogprobFields(NamedTuple):
+    """What is asked for."""
+
+    output: int = -1
+    prompt: int = -1  # to be shown apart: prompt_logprobs
+    echo: bool = False
+
+    @property
+    def engine_prompt(self) -> int:
+        """What the engine has to score of the prompt: an echo shows it like the output."""
+        return max(self.prompt, self.output if self.echo else -1)
+
+    @property
+    def about_prompt(self) -> bool:
+        """Whether a response is of use without any output."""
+        return self.echo or self.prompt >= 0
+
+
+def logprob_fields(body: Sampling, *, stream: bool, vocab_size: int) -> LogprobFields:
+    """The fields of a body. Raises RequestError (400)."""
+    prompt = _count("prompt_logprobs", body.prompt_logprobs, vocab_size)
+    if stream and prompt >= 0:
+        message = "'prompt_logprobs' is not supported with 'stream': true."
+        raise RequestError(message, param="prompt_logprobs", code="unsupported")
+    match body:
+        case CompletionBody():
+            return LogprobFields(_count("logprobs", body.logprobs, vocab_size), prompt, bool(body.echo))
+        case GenerateSampling():
+            return LogprobFields(_count("logprobs", body.logprobs, vocab_size), prompt)
+        case ChatBody():
+            top = _count("top_logprobs", body.top_logprobs, vocab_size)
+            if top > 0 and not body.logprobs:
+                message = "'top_logprobs' needs 'logprobs': true."
+                raise RequestError(message, param="top_logprobs", code="invalid_value")
+            return LogprobFields(max(top, 0) if body.logprobs else -1, prompt)
+    return LogprobFields(prompt=prompt)
+
+
+def _count(param: str, value: int | None, vocab_size: int) -> int:
+    if value is None:
+        return -1
+    if not 0 <= value <= MAX_LOGPROBS:
+        message = f"Invalid '{param}': must be between 0 and {MAX_LOGPROBS}, not {value!s:.40}."
+        raise RequestError(message, param=param, code="invalid_value")
+    return min(value, vocab_size)

@@ -1,0 +1,128 @@
+"""The tools of a chat request: what the template shows, what the output must follow, how it is read.
+
+Tokenizer worker; pure. A free answer (tool_choice "auto") is in the model's own format; where a call is demanded, the
+output is guided to be JSON alone: the arguments of the one named function, or a list of calls.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from tokservice.protocol.requests import ChatBody
+from tokservice.protocol.tools import Function, NamedTool, Tool
+from tokservice.tokenizer.guides import Guide, checked
+from tokservice.wire.errors import RequestError
+
+FORMATS = ("hermes", "llama3_json", "mistral")  # of a model's own; see detokenizer.tool_parsers
+MAX_TOOLS = 128
+_NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,64}")
+_DEFINITIONS = ("$defs", "definitions")
+_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+
+
+class ToolUse(NamedTuple):
+    """How a request uses tools."""
+
+    shown: list[dict[str, Any]] | None = None  # for the template
+    format: str = ""  # how calls are written; "" where there are none
+    names: tuple[str, ...] = ()
+    parallel: bool = True
+    guide: Guide | None = None
+
+
+def format_of(template_source: str) -> str:
+    """The format of tool calls of which a chat template speaks; that of Hermes and Qwen where it says nothing."""
+    if "[TOOL_CALLS]" in template_source:
+        return "mistral"
+    if "<tool_call>" not in template_source and (
+        "<|python_tag|>" in template_source or '"parameters"' in template_source
+    ):
+        return "llama3_json"
+    return "hermes"
+
+
+def tool_use(body: ChatBody, own_format: str) -> ToolUse:
+    """What a body asks for. Raises RequestError (400)."""
+    tools, choice = body.tools or [], body.tool_choice
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise _invalid("'tool_choice' demands a call, but there are no 'tools'.", "tool_choice")
+        return ToolUse()
+    check_tools(tools)
+    if choice == "none":
+        return ToolUse()
+    names = tuple(tool.function.name for tool in tools)
+    parallel = body.parallel_tool_calls is not False
+    use = ToolUse(plain_tools(tools), own_format, names, parallel)
+    if isinstance(choice, NamedTool):
+        function = next((tool.function for tool in tools if tool.function.name == choice.function.name), None)
+        if function is None:
+            raise _invalid(
+                f"'tool_choice' names '{choice.function.name[:64]}', which is not in 'tools'.", "tool_choice"
+            )
+        guide = _guide({"type": "object", **_COMPACT, **(function.parameters or {})})
+        return use._replace(format="named", names=(function.name,), guide=guide)
+    if choice == "required":
+        return use._replace(format="json_list", guide=_guide(_list_schema(tools, parallel=parallel)))
+    return use
+
+
+def check_tools(tools: list[Tool]) -> None:
+    """Raise RequestError (400) for tools that cannot be told apart, or written."""
+    if len(tools) > MAX_TOOLS:
+        raise _invalid(f"'tools' may hold at most {MAX_TOOLS} tools.", "tools")
+    names = [tool.function.name for tool in tools]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            message = "A tool's name has 1 to 64 letters, digits, underscores, dots and dashes, unlike "
+            raise _invalid(message + repr(name[:64]), "tools")
+    if len(set(names)) < len(names):
+        raise _invalid("Two of the 'tools' have the same name.", "tools")
+
+
+def plain_tools(tools: list[Tool]) -> list[dict[str, Any]]:
+    """Tools as templates expect them."""
+    return [{"type": "function", "function": _plain(tool.function)} for tool in tools]
+
+
+def _plain(function: Function) -> dict[str, Any]:
+    parameters = function.parameters if function.parameters is not None else {"type": "object", "properties": {}}
+    plain: dict[str, Any] = {"name": function.name, "description": function.description, "parameters": parameters}
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def _list_schema(tools: list[Tool], *, parallel: bool) -> dict[str, Any]:
+    """A list of calls. References in a tool's schema start at the root, so definitions move there."""
+    definitions: dict[str, dict[str, Any]] = {}
+    calls = []
+    for tool in tools:
+        parameters = dict(tool.function.parameters or {"type": "object"})
+        for key in _DEFINITIONS:
+            moved = parameters.pop(key, None)
+            if not isinstance(moved, dict):
+                continue
+            known = definitions.setdefault(key, {})
+            if any(name in known and known[name] != value for name, value in moved.items()):
+                raise _invalid("Two of the 'tools' define different schemas by the same name.", "tools")
+            known |= moved
+        properties = {"name": {"const": tool.function.name}, "arguments": parameters}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    limit = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **definitions, **_COMPACT}
+
+
+def _guide(schema: dict[str, Any]) -> Guide:
+    return checked(Guide("json_schema", json.dumps(schema, ensure_ascii=False), "tools"))
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(message, param=param, code="invalid_value")

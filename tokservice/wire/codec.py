@@ -59,7 +59,7 @@ Part = TypeVar("Part")
 def encode(message: Message) -> list[Buffer]:
     """Frames of a message: the header, then the payload frames as they are."""
     values, payload = _WRITERS[type(message)](message)
-    return [_PREFIXES[type(message)] + msgpack.packb(values, default=dataclasses.astuple), *payload]
+    return [_PREFIXES[type(message)] + msgpack.packb(values, default=_values), *payload]
 
 
 def decode(frames: Sequence[Buffer]) -> Message:
@@ -80,7 +80,7 @@ def decode(frames: Sequence[Buffer]) -> Message:
 
 def encode_part(part: Any) -> bytes:
     """A dataclass that is no message (SamplingParams) as one frame."""
-    packed: bytes = msgpack.packb(dataclasses.astuple(part))
+    packed: bytes = msgpack.packb(part, default=_values)
     return packed
 
 
@@ -90,6 +90,17 @@ def decode_part(kind: type[Part], frame: Buffer) -> Part:
         raise WireError(f"{kind.__name__}: {len(frame)} bytes")
     part: Part = _reader_of(kind)(_unpack(_bytes(frame)), kind.__name__)
     return part
+
+
+def _values(part: Any) -> tuple[Any, ...]:
+    """The fields of a dataclass, for msgpack to write; ``dataclasses.astuple`` would copy them deeply."""
+    return _getter(type(part))(part)
+
+
+@functools.cache
+def _getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+    """``kind`` has at least two fields."""
+    return operator.attrgetter(*[item.name for item in dataclasses.fields(kind)])
 
 
 # --- checks of values against annotations ---------------------------------------------------------------------

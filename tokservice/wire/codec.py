@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import operator
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

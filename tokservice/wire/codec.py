@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 import operator
+import re
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -29,12 +29,15 @@ from tokservice.wire.messages import (
     Begin,
     BodyChunk,
     Buffer,
+    EngineLimits,
     EngineOutputs,
     FinishReason,
     Frames,
     Generate,
     Hello,
     Message,
+    Metric,
+    Peer,
     Prepare,
     Progress,
     PromptLogprobs,
@@ -43,6 +46,7 @@ from tokservice.wire.messages import (
     Rejected,
     Role,
     Route,
+    SamplingParams,
     Submit,
     Undelivered,
 )
@@ -95,13 +99,8 @@ def decode_part(kind: type[Part], frame: Buffer) -> Part:
 
 def _values(part: Any) -> tuple[Any, ...]:
     """The fields of a dataclass, for msgpack to write; ``dataclasses.astuple`` would copy them deeply."""
-    return _getter(type(part))(part)
-
-
-@functools.cache
-def _getter(kind: type) -> Callable[[Any], tuple[Any, ...]]:
-    """``kind`` has at least two fields."""
-    return operator.attrgetter(*[item.name for item in dataclasses.fields(kind)])
+    values: tuple[Any, ...] = _PART_VALUES[type(part)](part)
+    return values
 
 
 # --- checks of values against annotations ---------------------------------------------------------------------
@@ -361,4 +360,8 @@ _RULES: dict[type, Callable[[Any], bool]] = {
 
 _READERS = {tag: _message_reader(kind) for tag, kind in TAGS.items()}
 _WRITERS = {kind: _message_writer(kind) for kind in TAGS.values()}
+_PART_VALUES = {
+    kind: operator.attrgetter(*[item.name for item in dataclasses.fields(kind)])
+    for kind in (EngineLimits, SamplingParams, Peer, Metric)
+}
 _PREFIXES = {kind: bytes((WIRE_VERSION, tag)) for tag, kind in TAGS.items()}

@@ -58,6 +58,51 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
             "response_format": {"type": "text"},
         },
     ),
+    (
+        Route.COMPLETIONS,
+        {
+            "prompt": "hello",
+            "echo": True,
+            "max_tokens": 0,
+            "logprobs": 2,
+            "prompt_logprobs": 1,
+            "bad_words": ["a", "b c"],
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        },
+    ),
+    (Route.COMPLETIONS, {"prompt": "a", "guided_choice": ["a", "b"]}),
+    (Route.COMPLETIONS, {"prompt": "a", "guided_grammar": 'root ::= [a-z]+ | x\nx ::= "y"'}),
+    (Route.COMPLETIONS, {"prompt": "a", "structured_outputs": {"regex": "[a-z]{2}"}, "n": 2, "best_of": 2}),
+    (
+        Route.CHAT_COMPLETIONS,
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "logprobs": True,
+            "top_logprobs": 2,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}},
+        },
+    ),
+    *(
+        (
+            Route.CHAT_COMPLETIONS,
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {}}}}}],
+                "tool_choice": choice,
+                "parallel_tool_calls": False,
+            },
+        )
+        for choice in ("required", "none", {"type": "function", "function": {"name": "f"}})
+    ),
+    (
+        Route.GENERATE,
+        {
+            "prompt_token_ids": [[1, 2], [3]],
+            "sampling_params": {"n": 2, "logprobs": 1, "stop": ["a"], "guided_json": {"type": "object"}},
+            "stream": True,
+        },
+    ),
     (Route.TOKENIZE, {"prompt": "hello", "return_token_strs": True}),
     (Route.TOKENIZE, {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": False}),
     (Route.DETOKENIZE, {"tokens": [1, 2, 3]}),
@@ -115,7 +160,7 @@ def check_prepared(result: Prepared) -> None:
     """The other end understands it."""
     assert len(result.prompts) * result.sampling.n == result.num_choices <= 128
     assert sum(map(len, result.prompts)) == 4 * result.num_prompt_tokens > 0
-    assert 1 <= result.sampling.max_tokens <= 64 - max(map(len, result.prompts)) // 4
+    assert 0 <= result.sampling.max_tokens <= 64 - max(map(len, result.prompts)) // 4
     responder = Responder(VOCABULARY, result.context)
     for choice in range(result.num_choices):
         last = responder.feed(choice, [5, 300, 301], FinishReason.LENGTH)

@@ -1,0 +1,131 @@
+"""``/v1/completions`` and ``/generate`` as clients use them: logprobs, echo, ids, guides; also after a death."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.sse import events, text_of
+from tests.helpers.wait import wait_for
+
+pytestmark = pytest.mark.timeout(300)
+
+FRANCE = "The capital of France is"
+
+
+@pytest.fixture
+def api(default_model: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture
+def model(api: openai.OpenAI) -> str:
+    return api.models.list().data[0].id
+
+
+def test_echo_scores_a_prompt_as_evaluation_tools_do(api: openai.OpenAI, model: str) -> None:
+    scored = api.completions.create(model=model, prompt=f"{FRANCE} Paris", echo=True, logprobs=1, max_tokens=0)
+    (choice,) = scored.choices
+    assert (choice.text, choice.finish_reason) == (f"{FRANCE} Paris", "length")
+    assert choice.logprobs is not None
+    assert choice.logprobs.tokens is not None
+    assert "".join(choice.logprobs.tokens) == choice.text
+    logprobs: Any = choice.logprobs.token_logprobs  # the client's types know no null
+    top = choice.logprobs.top_logprobs
+    assert top is not None
+    assert logprobs[0] is None
+    assert all(value < 0 for value in logprobs[1:])
+    assert max(top[-1], key=top[-1].__getitem__) == " Paris"
+    offsets = choice.logprobs.text_offset
+    assert offsets == [choice.text.index(token) for token in choice.logprobs.tokens]
+    assert scored.usage is not None
+    assert scored.usage.completion_tokens == 0
+
+
+def test_streamed_logprobs_are_those_of_the_plain_answer(api: openai.OpenAI, model: str) -> None:
+    def options(**more: Any) -> dict[str, Any]:
+        return {"model": model, "prompt": FRANCE, "temperature": 0, "max_tokens": 8, "logprobs": 2, "echo": True} | more
+
+    whole = api.completions.create(**options()).choices[0].logprobs
+    chunks = list(api.completions.create(**options(stream=True)))
+    parts = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices]
+    assert whole is not None
+    assert [token for part in parts for token in part.tokens] == whole.tokens
+    assert [offset for part in parts for offset in part.text_offset] == whole.text_offset
+    values = [value for part in parts for value in part.token_logprobs]
+    assert values[1:] == pytest.approx(whole.token_logprobs[1:], abs=0.02)
+
+
+def test_guided_output(api: openai.OpenAI, model: str) -> None:
+    for guide, expected in (({"guided_choice": ["maybe so"]}, "maybe so"), ({"guided_regex": "[a]{3}!"}, "aaa!")):
+        answer = api.completions.create(model=model, prompt="Say:", max_tokens=12, extra_body=guide)
+        assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+
+
+def test_bad_words_do_not_come(api: openai.OpenAI, model: str) -> None:
+    answer = api.completions.create(
+        model=model, prompt=FRANCE, temperature=0, max_tokens=3, extra_body={"bad_words": ["Paris"]}
+    )
+    assert "Paris" not in answer.choices[0].text
+
+
+def test_ids_in_and_ids_out(default_model: Server, api: openai.OpenAI, model: str) -> None:
+    with httpx.Client(base_url=default_model.url, timeout=60, trust_env=False) as http:
+        prompt = http.post("/tokenize", json={"prompt": FRANCE}).json()["tokens"]
+        options = {"prompt_token_ids": prompt, "sampling_params": {"temperature": 0, "max_tokens": 5, "logprobs": 0}}
+        plain = http.post("/generate", json=options).json()
+        streamed = events(http.post("/generate", json=options | {"stream": True}).content)
+        whole = api.completions.create(
+            model=model, prompt=FRANCE, temperature=0, max_tokens=5, extra_body={"return_token_ids": True}
+        )
+        ids = plain["choices"][0]["token_ids"]
+        assert ids == whole.choices[0].model_dump()["token_ids"]
+        assert ids == [token for event in streamed for token in event["choices"][0]["token_ids"]]
+        assert [entry["token_id"] for entry in plain["choices"][0]["logprobs"]] == ids
+        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == whole.choices[0].text
+        wait_for(lambda: default_model.gauge("pretokenized_prompts_total") >= 2, what="ids are counted")
+
+
+def test_a_plain_answer_keeps_its_logprobs_when_workers_die() -> None:
+    """The journal holds token ids; the logprobs of those that a dead detokenizer consumed cannot be had again."""
+    body = {"prompt": "tell", "max_tokens": 60, "seed": 5, "n": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1}
+    with (
+        running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server,
+        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+    ):
+        expected = http.post("/v1/completions", json=body).json()["choices"]
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(http.post("/v1/completions", json=body).json()))
+        before = server.gauge("generation_tokens_total")
+        thread.start()
+        wait_for(lambda: server.gauge("generation_tokens_total") > before + 10, what="some tokens were consumed")
+        for role in ("detokenizer", "engine"):
+            os.kill(server.pid(role), signal.SIGKILL)
+        thread.join(60)
+        assert found[0]["choices"] == expected
+
+
+@pytest.mark.parametrize("field", [{"suffix": "x"}, {"best_of": 2}, {"logprobs": 21}, {"guided_regex": "("}])
+def test_what_is_refused_is_named(client: httpx.Client, field: dict[str, Any]) -> None:
+    for stream in (False, True):
+        response = client.post("/v1/completions", json={"prompt": "a", "stream": stream} | field)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == next(iter(field))
+
+
+def test_an_echoed_line_separator_stays_on_its_line(client: httpx.Client) -> None:
+    """Raw U+2028 in a data line broke clients: typescript-sdk#1926."""
+    body = {"prompt": "a\u2028b\u0085c", "echo": True, "max_tokens": 1, "stream": True, "logprobs": 1}
+    stream = events(client.post("/v1/completions", json=body).content)
+    assert text_of(stream).startswith("a\u2028b\u0085c")
+    assert json.dumps(stream)

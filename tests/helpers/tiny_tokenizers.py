@@ -41,6 +41,14 @@ def byte_level() -> Tokenizer:
 
 
 @cache
+def byte_level_with_nfc() -> Tokenizer:
+    """``byte_level`` of composed text, as of Qwen."""
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+@cache
 def byte_fallback() -> Tokenizer:
     """SentencePiece-like BPE as of Llama 2: "▁" for blanks, byte tokens, a synthetic leading blank, a BOS."""
     vocab: dict[str, int] = {}

@@ -64,6 +64,8 @@ CATALOGUE: dict[str, Spec] = {
     "tokenize_seconds": Spec("histogram", "Parsing, templating and encoding of one body.", SECONDS),
     "tokenizer_bytes_total": Spec("counter", "Bytes of bodies prepared."),
     "pretokenized_prompts_total": Spec("counter", "Prompts that came as token ids, and were not encoded."),
+    "tokenizer_shadow_checks_total": Spec("counter", "Texts whose token ids were compared with the reference."),
+    "tokenizer_shadow_mismatches_total": Spec("counter", "Texts whose token ids differed from the reference."),
     # engines
     "num_requests_running": Spec("gauge", "Choices that hold KV cache in the engine."),
     "num_requests_waiting": Spec("gauge", "Choices that wait in the engine."),

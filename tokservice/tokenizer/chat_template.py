@@ -19,7 +19,9 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from tokservice.tokenizer import template_marks
 from tokservice.tokenizer.model_files import read_json, read_text
+from tokservice.tokenizer.own_tokens import OwnTokens
 from tokservice.tokenizer.time_limit import TimeUp, time_limit
 from tokservice.wire.errors import RequestError, StartupError
 
@@ -31,11 +33,12 @@ MAX_RENDERED_CHARS = 1 << 26
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def load(model_dir: Path, override: str) -> ChatTemplate | None:
+def load(model_dir: Path, override: str, own_tokens: OwnTokens | None = None) -> ChatTemplate | None:
     """The template of a model's folder, or the operator's file in its place; None where there is none.
 
     In order: ``override``, ``chat_template.jinja``, ``chat_template`` in ``tokenizer_config.json`` (of several
-    templates there the one called "default"). Raises StartupError.
+    templates there the one called "default"). ``own_tokens``: has the control tokens that the template writes
+    marked. Raises StartupError.
     """
     config = read_json(model_dir / "tokenizer_config.json")
     file = Path(override) if override else model_dir / "chat_template.jinja"
@@ -48,21 +51,33 @@ def load(model_dir: Path, override: str) -> ChatTemplate | None:
         return None
     special = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
     contents = {name: token["content"] if isinstance(token, dict) else token for name, token in special.items()}
-    return ChatTemplate(source, contents)
+    template = ChatTemplate(source, contents)
+    if own_tokens is None:
+        return template
+    marked = ChatTemplate(source, contents, own_tokens)
+    own_tokens.check(_probes(marked), _probes(template))
+    return marked
 
 
 class ChatTemplate:
     """A compiled template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """``special_tokens``: bos_token, eos_token and so on, as the template names them. Raises StartupError."""
+    def __init__(self, source: str, special_tokens: Mapping[str, str], own_tokens: OwnTokens | None = None) -> None:
+        """``special_tokens``: bos_token, eos_token and so on, as the template names them. ``own_tokens``: see load.
+        Raises StartupError.
+        """
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         try:
-            self._template = environment.from_string(source, globals=dict(special_tokens))
+            tree = environment.parse(source)
+            if own_tokens is not None:
+                mark = own_tokens.mark([*special_tokens.values(), *template_marks.written(tree)])
+                template_marks.rewrite(tree, mark)
+                special_tokens = {name: mark(token) for name, token in special_tokens.items()}
+            self._template = environment.from_string(tree, globals=dict(special_tokens))
         except (jinja2.TemplateError, RecursionError) as error:
             raise StartupError(f"the chat template is broken: {error}") from error
         self.source = source
@@ -130,6 +145,36 @@ class ChatTemplate:
         except RequestError as error:
             return isinstance(error.__cause__, TypeError)
         return False
+
+
+def _probes(template: ChatTemplate) -> list[str]:
+    """Some conversations as the template writes them; empty where it refuses one."""
+    system, user, again = ({"role": role, "content": f"a {role} b"} for role in ("system", "user", "user"))
+    assistant = {"role": "assistant", "content": "an answer", "reasoning_content": "a thought"}
+    arguments: Any = '{"key": "value"}' if template.wants_arguments_as_text else {"key": "value"}
+    call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "content": "a result", "tool_call_id": "call00000", "name": "probe"}
+    parameters = {"type": "object", "properties": {"key": {"type": "string", "description": "a key"}}}
+    tool = {"type": "function", "function": {"name": "probe", "description": "a tool", "parameters": parameters}}
+    conversations: list[Messages] = [
+        [user],
+        [system, user, assistant, again],
+        [user, calling, result],
+        [system, user, assistant, again, calling, result, assistant],
+    ]
+    texts = []
+    for conversation in conversations:
+        for tools in (None, [tool]):
+            for add_generation_prompt in (False, True):
+                try:
+                    text = template.render(
+                        conversation, now=0, add_generation_prompt=add_generation_prompt, tools=tools
+                    )
+                except RequestError:
+                    text = ""
+                texts.append(text)
+    return texts
 
 
 def _raise_exception(message: str) -> None:

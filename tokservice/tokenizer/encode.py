@@ -2,55 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokservice.runtime.config import TokenizerConfig
-from tokservice.tokenizer.backends import Backend, HuggingFaceBackend
-from tokservice.tokenizer.length_guard import max_chars_per_token
-from tokservice.tokenizer.model_files import read_json
+from tokservice.tokenizer import backend_choice
+from tokservice.tokenizer.backends import TokenIds
+from tokservice.tokenizer.own_tokens import OwnTokens, Rendered
 from tokservice.tokenizer.prompts import check_token_ids, too_long
-from tokservice.wire.errors import RequestError, StartupError
+from tokservice.tokenizer.shadow import ShadowCheck
+from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import EngineLimits
 
 
 class Encoder:
     """The tokenizer of one model; used by one thread."""
 
-    def __init__(self, model_dir: Path, settings: TokenizerConfig) -> None:
-        """Load ``tokenizer.json``. Raises StartupError."""
-        if not settings.allow_special_in_content:
-            raise StartupError("tokenizer.allow_special_in_content = false is not supported yet")
-        self._backend: Backend = HuggingFaceBackend(model_dir)
-        tokenizer = read_json(model_dir / "tokenizer.json")
-        self._special_ids = {token["id"] for token in tokenizer.get("added_tokens") or () if token["special"]}
-        self._chars_per_token = max_chars_per_token(tokenizer)
+    def __init__(self, model_dir: Path, settings: TokenizerConfig, randbits: Callable[[int], int]) -> None:
+        """Load ``tokenizer.json``. ``randbits(k)``: a random integer below 2**k. Raises StartupError."""
+        choice = backend_choice.choose(model_dir, settings.backend)
+        self._backend = choice.backend
+        added = self._backend.added_tokens()
+        self._size = max(choice.known.size, 1 + max(added, default=-1))
+        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._chars_per_token = choice.known.max_chars_per_token
+        backends = [self._backend]
+        self.shadow_check: ShadowCheck | None = None
+        if settings.shadow_check_rate > 0 and self._backend.name != "hf":
+            backends.append(backend_choice.load_reference(model_dir / "tokenizer.json"))
+            self.shadow_check = ShadowCheck(backends[1], settings.shadow_check_rate, randbits)
+        self.own_tokens = None if settings.allow_special_in_content else OwnTokens(backends, choice.known.unk_id)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, limits: EngineLimits, param: str, guarded: bool = False
-    ) -> list[int]:
+    ) -> TokenIds:
         """Token ids of a text. Raises RequestError (400), which names ``param``.
 
         ``guarded``: a text that certainly has more tokens than the context is refused without being encoded.
         """
         if guarded and self._chars_per_token and len(text) > limits.max_model_len * self._chars_per_token:
             raise too_long(f"{len(text)} characters, which cannot fit", limits.max_model_len, param)
+        source, special_as_text = (text.marked, True) if isinstance(text, Rendered) else (text, False)
         try:
-            ids = self._backend.encode(text, add_special_tokens=add_special_tokens)
-        except Exception as error:  # the library raises plain Exception
+            ids = self._backend.encode(source, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
+            if self.shadow_check:
+                self.shadow_check.note(source, add_special_tokens, special_as_text, ids)
+            if self.own_tokens and special_as_text:
+                ids = self.own_tokens.restored(ids, add_special_tokens=add_special_tokens)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # plain Exception in one library; a panic in Rust code is not even that
             message = f"The tokenizer cannot encode this text: {error}"
             raise RequestError(message[:500], param=param, code="invalid_value") from error
-        if self._backend.size > limits.vocab_size:  # it knows tokens that the model does not have
+        if self._size > limits.vocab_size:  # it knows tokens that the model does not have
             check_token_ids(param, ids, limits.vocab_size)
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""
-        return self._backend.decode(token_ids)
+        return self._backend.decode([token_id for token_id in token_ids if token_id < self._size])
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
         """The tokens as the vocabulary writes them."""
-        return list(map(self._backend.token, token_ids))
+        return [self._backend.token(token_id) if token_id < self._size else None for token_id in token_ids]
 
     def is_bare(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens hold no text at all: special ones alone."""

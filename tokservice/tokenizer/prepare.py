@@ -71,8 +71,8 @@ class Preparer:
         self._model_name = model_name
         self._settings = settings
         self._randbits = randbits
-        self._encoder = Encoder(model_dir, settings)
-        self._template = chat_template.load(model_dir, chat_template_file)
+        self._encoder = Encoder(model_dir, settings, randbits)
+        self._template = chat_template.load(model_dir, chat_template_file, self._encoder.own_tokens)
         source = self._template.source if self._template else ""
         self._tool_format = format_of(source) if tool_call_parser == "auto" else tool_call_parser
         self._reasoning_parser = reasoning_parser
@@ -88,6 +88,11 @@ class Preparer:
         """What the engine can take. A sequence never needs more tokens than its KV cache has."""
         capacity = limits.kv_cache_tokens or limits.max_model_len
         self._limits = dataclasses.replace(limits, max_model_len=min(limits.max_model_len, capacity))
+
+    def shadow_check(self) -> bool | None:
+        """Compare a text of late with the reference tokenizer, if chance chose one. See ShadowCheck."""
+        check = self._encoder.shadow_check
+        return None if check is None else check.run()
 
     def prepare(self, route: Route, body: Sequence[Buffer], now: float) -> Prepared | Answer:
         """Prepare one request. ``body``: the raw body in pieces; ``now``: unix seconds.
@@ -189,7 +194,7 @@ class Preparer:
         ids = self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
         token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
         counts = {"count": len(ids), "max_model_len": limits.max_model_len}
-        return Answer(orjson.dumps({**counts, "tokens": ids, "token_strs": token_strs}))
+        return Answer(orjson.dumps({**counts, "tokens": ids.tolist(), "token_strs": token_strs}))
 
     def _detokenize(self, body: DetokenizeBody, limits: EngineLimits) -> Answer:
         self._check_model(body.model)
@@ -274,7 +279,7 @@ class Preparer:
         if self._template is None:
             message = "This model has no chat template: use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
-        return conversation.render(
+        text = conversation.render(
             self._template,
             messages,
             add_generation_prompt=body.add_generation_prompt,
@@ -284,6 +289,7 @@ class Preparer:
             mark=f"\ue000{self._randbits(128):032x}\ue000",
             tools=tools.shown,
         )
+        return self._encoder.own_tokens.rendered(text) if self._encoder.own_tokens else text
 
 
 def _chat_max_tokens(body: ChatBody) -> int | None:

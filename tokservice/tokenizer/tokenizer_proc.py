@@ -103,6 +103,10 @@ class Tokenizer:
                 self._forward(message, result)
         self._metrics.observe("tokenize_seconds", time.perf_counter() - start_s)
         self._metrics.add("tokenizer_bytes_total", sum(map(len, message.frames)))
+        is_equal = self._preparer.shadow_check()
+        if is_equal is not None:
+            self._metrics.add("tokenizer_shadow_checks_total", 1)
+            self._metrics.add("tokenizer_shadow_mismatches_total", 0 if is_equal else 1)
 
     def _forward(self, message: Prepare, prepared: Prepared) -> None:
         """Tell the router first: it must be able to begin the request again from the moment that the engine has it."""

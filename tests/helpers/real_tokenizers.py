@@ -1,0 +1,35 @@
+"""The real tokenizers that tests compare back ends on, and chat templates for those that come without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import npm_tokenizers
+from tokservice.models.default_model import models_dir
+from tokservice.runtime.config import DEFAULT_MODEL
+
+SMOLLM2 = "smollm2"
+NAMES = (SMOLLM2, *npm_tokenizers.DIGESTS)
+_SMOLLM2_DIR = models_dir() / DEFAULT_MODEL  # the user's own cache, whatever a test makes of the environment later
+
+TEMPLATES = {
+    "gptoss": (
+        "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+    ),
+    "llama2": (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ ' ' + m.content + ' ' + eos_token }}"
+        "{% else %}{{ bos_token + '[INST] ' + m.content + ' [/INST]' }}{% endif %}{% endfor %}"
+    ),
+}
+
+
+def model_dir(name: str) -> Path:
+    """The folder with a tokenizer's files. Skips the test where it cannot be had."""
+    if name != SMOLLM2:
+        return npm_tokenizers.model_dir(name)
+    if not (_SMOLLM2_DIR / "tokenizer.json").is_file():
+        pytest.skip("the default model has not been fetched")
+    return _SMOLLM2_DIR

@@ -1,0 +1,67 @@
+"""fastokens against the reference on real tokenizers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import random_texts, real_tokenizers
+from tokservice.tokenizer import self_test
+from tokservice.tokenizer.backends import Backend
+from tokservice.tokenizer.fastokens_backend import FastokensBackend
+from tokservice.tokenizer.hf_backend import HuggingFaceBackend
+
+NUM_TEXTS = 300
+NUM_TEXTS_SLOW = 20_000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two back ends of one tokenizer."""
+
+    fast: Backend
+    reference: Backend
+    typed: list[str]  # some of the added tokens
+
+    def check(self, text: str, *, both: bool) -> None:
+        for other in (False, True):  # special tokens added and typed ones as text, or neither
+            ids = self.fast.encode(text, add_special_tokens=other, special_as_text=other)
+            expected = self.reference.encode(text, add_special_tokens=other, special_as_text=other)
+            assert ids == expected, ascii(text)
+        if both:
+            assert self.fast.decode(ids) == self.reference.decode(ids), ascii(text)
+
+
+@pytest.fixture(scope="module", params=real_tokenizers.NAMES)
+def pair(request: pytest.FixtureRequest) -> Pair:
+    path = real_tokenizers.model_dir(request.param) / "tokenizer.json"
+    reference = HuggingFaceBackend(path)
+    added = sorted(token.content for token in reference.added_tokens().values())
+    return Pair(FastokensBackend(path), reference, added[:: max(1, len(added) // 60)])
+
+
+def test_the_self_test_passes(pair: Pair) -> None:
+    assert self_test.first_difference(pair.fast, pair.reference) == ""
+
+
+def test_random_texts(pair: Pair) -> None:
+    for text in random_texts.texts(1, NUM_TEXTS, pair.typed):
+        pair.check(text, both=True)
+
+
+@given(data=st.data())
+def test_any_text(pair: Pair, data: st.DataObject) -> None:
+    """Surrogates aside, which no JSON body can bring."""
+    character = st.characters(exclude_categories=["Cs"])
+    pieces = st.one_of(st.text(character), st.sampled_from(pair.typed), st.text(" \n\t<|>'a1é\u0301日", min_size=1))
+    pair.check("".join(data.draw(st.lists(pieces, max_size=8))), both=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_many_random_texts(pair: Pair) -> None:
+    for text in random_texts.texts(2, NUM_TEXTS_SLOW, pair.typed):
+        pair.check(text, both=False)

@@ -1,0 +1,12 @@
+"""Where files are kept that only save time, and that any start can make again. Any process; imports nothing of ours."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Below $XDG_CACHE_HOME, or ~/.cache where that is not set to an absolute path."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "tokservice"

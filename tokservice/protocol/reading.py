@@ -67,7 +67,10 @@ def refuse_unsupported(part: msgspec.Struct, neutral: dict[str, tuple[Any, ...]]
 def _is_neutral(raw: Raw, values: tuple[Any, ...]) -> bool:
     if len(bytes(raw)) > MAX_NEUTRAL_BYTES:
         return False
-    value = msgspec.json.decode(raw)
+    try:
+        value = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # raw parts of a body have not been looked into
+        return False
     return any(type(value) is type(neutral) and value == neutral for neutral in values)  # 0 is not False
 
 

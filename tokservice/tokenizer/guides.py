@@ -124,14 +124,14 @@ def _schema(raw: msgspec.Raw, param: str) -> str:
     """A JSON schema, written as an object or as a string that holds one; '' for null."""
     if len(bytes(raw)) > 2 * MAX_GUIDE_BYTES:
         raise _invalid(f"'{param}' may have at most {MAX_GUIDE_BYTES} bytes.", param)
-    value = msgspec.json.decode(raw)
-    if value is None:
-        return ""
-    text = value if isinstance(value, str) else bytes(raw).decode()
-    check_depth(text.encode(), MAX_SCHEMA_DEPTH, param=param)
     try:
+        value = msgspec.json.decode(raw)
+        if value is None:
+            return ""
+        text = value if isinstance(value, str) else bytes(raw).decode()
+        check_depth(text.encode(), MAX_SCHEMA_DEPTH, param=param)
         msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise _invalid(f"'{param}' must be a JSON object: {error}", param) from error
     return text
 

@@ -69,6 +69,14 @@ def test_a_large_schema_is_refused_before_it_is_compiled() -> None:
         guide(guided_json={"enum": ["x" * MAX_GUIDE_BYTES]})
 
 
+def test_raw_parts_of_a_body_may_hold_anything() -> None:
+    """Raw fields are not decoded with the body: invalid UTF-8 in one got past the reader."""
+    for raw in (b'{"a":"\xff"}', b'"\xff"'):
+        body = msgspec.json.decode(b'{"prompt":"a","guided_json":' + raw + b"}", type=CompletionBody)
+        with pytest.raises(RequestError, match="guided_json"):
+            guide_of(body)
+
+
 def test_deep_schemas_in_strings_are_refused() -> None:
     """The guard before the parser sees the body alone: a schema in a string is behind it."""
     with pytest.raises(RequestError, match="nested more than"):

@@ -247,7 +247,7 @@ class Bench:
 
     def attempt_of(self, request_id: str) -> int:
         """The attempt that the router waits for."""
-        return self.core._requests[request_id].attempt
+        return self.core.ledger[request_id].attempt
 
     def gauges(self) -> dict[str, float]:
         self.core.report()
@@ -262,7 +262,9 @@ class Bench:
         assert self.core.num_unfinished == 0
         assert all(value == 0 for value in self.gauges().values()), self.gauges()
         assert not self.core._parked
-        assert all(load == 0 for loads in (self.core._engines, self.core._detokenizers) for load in loads.values())
+        assert all(
+            load == 0 for loads in (self.core.ledger.engines, self.core.ledger.detokenizers) for load in loads.values()
+        )
 
     # --- shortcuts
 

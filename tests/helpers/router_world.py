@@ -527,8 +527,10 @@ class World:
     def check_places(self) -> None:
         for worker in self.core._pool._workers.values():
             assert len(worker.in_flight) <= CAPACITY
-        assert self.core._held_bytes == sum(request.held_bytes for request in self.core._requests.values())
-        assert all(load >= 0 for loads in (self.core._engines, self.core._detokenizers) for load in loads.values())
+        assert self.core.ledger.held_bytes == sum(request.held_bytes for request in self.core.ledger)
+        assert all(
+            load >= 0 for loads in (self.core.ledger.engines, self.core.ledger.detokenizers) for load in loads.values()
+        )
 
     # --- chance
 
@@ -581,13 +583,13 @@ class World:
 
     def check(self) -> None:
         core = self.core
-        stuck = {name: (item.state.name, item.cancelled) for name, item in core._requests.items()}
+        stuck = {item.request_id: (item.state.name, item.cancelled) for item in core.ledger}
         assert not stuck, stuck
         core.report()
-        assert core._held_bytes == 0
+        assert core.ledger.held_bytes == 0
         assert not core._parked
         assert core._pool.num_waiting == core._pool.num_in_flight == 0
-        assert not any(core._engines.values()) and not any(core._detokenizers.values())  # noqa: PT018
+        assert not any(core.ledger.engines.values()) and not any(core.ledger.detokenizers.values())  # noqa: PT018
         for worker in self.workers.values():
             assert not getattr(worker, "running", {}), "an engine works for nobody"
             assert not getattr(worker, "open", {}), "a detokenizer waits for nobody"

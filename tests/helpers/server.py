@@ -88,7 +88,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(timeout_s)
-        gone, alive = psutil.wait_procs(children, timeout=10)
+        _, alive = psutil.wait_procs(children, timeout=10)
         for child in alive:
             child.kill()
         assert not alive, f"processes outlived their launcher: {alive}"

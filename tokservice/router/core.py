@@ -7,9 +7,9 @@ on, aborts, and begins requests again whose worker died. What is to be sent is a
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 
+from tokservice.router.ledger import Ledger
 from tokservice.router.request import Journal, Request, State
 from tokservice.router.tokenizer_pool import TokenizerPool, Waiting
 from tokservice.runtime.config import RouterConfig
@@ -49,7 +49,6 @@ from tokservice.wire.messages import (
 
 MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
 MAX_DEATHS_WITHOUT_TOKEN = 3  # of one kind: a request that ends its worker ends the same kind each time
-MAX_DEAD = 256  # identities whose last messages may still arrive
 CHUNK_OVERHEAD_BYTES = 256  # what a piece of body costs beside its bytes
 BUSY_TICK_S = 0.02
 IDLE_TICK_S = 0.5
@@ -66,12 +65,7 @@ class RouterCore:
         self._settings = settings
         self._metrics = metrics
         self._pool = TokenizerPool(num_tokenizers, settings.long_wait_s)
-        self._requests: dict[str, Request] = {}
-        self._held_bytes = 0
-        self._living: set[str] = set()  # identities in the last topology
-        self._dead: deque[str] = deque(maxlen=MAX_DEAD)  # what they had sent may be read after the notice of death
-        self._engines: Counter[str] = Counter()  # requests at each engine
-        self._detokenizers: Counter[str] = Counter()
+        self.ledger = Ledger()
         self._was_ready = False
         self._parked: dict[str, Request] = {}
         self._next_sweep_s = 0.0
@@ -79,13 +73,13 @@ class RouterCore:
     @property
     def num_unfinished(self) -> int:
         """Requests whose client still waits, and tombstones."""
-        return len(self._requests)
+        return len(self.ledger)
 
     # --- from API processes
 
     def submit(self, api: str, message: Submit, now_s: float) -> None:
         """A request's headers and first piece of body."""
-        if api in self._dead:
+        if self.ledger.is_dead(api):
             return
         error = self._reason_to_refuse(message)
         if error is not None:
@@ -93,19 +87,19 @@ class RouterCore:
             self._answer(api, message.request_id, error.status, error.body())
             return
         request = Request(message.request_id, api, message.route, now_s)
-        self._requests[message.request_id] = request
-        self._hold(request, max(0, message.content_length))
+        self.ledger.add(request)
+        self.ledger.hold(request, max(0, message.content_length))
         self._add_body(request, message.frames, message.complete, now_s)
 
     def body_chunk(self, message: BodyChunk, now_s: float) -> None:
         """More body; of an unknown request (refused meanwhile) it is dropped."""
-        request = self._requests.get(message.request_id)
+        request = self.ledger.find(message.request_id)
         if request is not None and request.state is State.UPLOADING:
             self._add_body(request, message.frames, message.complete, now_s)
 
     def client_gone(self, message: Abort) -> None:
         """Nobody waits for this request any more."""
-        request = self._requests.get(message.request_id)
+        request = self.ledger.find(message.request_id)
         if request is not None and not request.cancelled:
             self._metrics.add("requests_total", outcome="client_closed")
             self._cancel(request)
@@ -113,7 +107,7 @@ class RouterCore:
     def bytes_lost(self, message: ReadyBytes) -> None:
         """An API process is too far behind to be sent this: its streams cannot go on with a gap, so they end."""
         for request_id, status in zip(message.request_ids, message.statuses, strict=True):
-            request = self._requests.get(request_id)
+            request = self.ledger.find(request_id)
             if request is not None and not request.cancelled:
                 request.opened = request.opened and not status
                 self._fail(request, INTERNAL)
@@ -128,7 +122,7 @@ class RouterCore:
             return
         request.state = State.RUNNING
         request.body.clear()
-        lost = request.undelivered or not self._is_placed(request)
+        lost = request.undelivered or not self.ledger.is_placed(request)
         if not request.cancelled:
             self._take_prepared(request, message)
         elif not lost:
@@ -152,23 +146,19 @@ class RouterCore:
 
     def hello(self, message: Hello, now_s: float) -> None:
         """A worker is connected and ready for work."""
-        if message.identity in self._dead:
+        if self.ledger.is_dead(message.identity):
             return
-        match message.role:
-            case Role.TOKENIZER:
-                self._pool.add_worker(message.identity, _slot(message.identity), message.capacity)
-            case Role.DETOKENIZER:
-                self._detokenizers.setdefault(message.identity, 0)
-            case Role.ENGINE:
-                self._engines.setdefault(message.identity, 0)
+        if message.role == Role.TOKENIZER:
+            self._pool.add_worker(message.identity, _slot(message.identity), message.capacity)
+        self.ledger.greet(message.role, message.identity)
         self._unpark()
         self._dispatch(now_s)
 
     def undelivered(self, message: Undelivered) -> None:
         """A worker could not hand requests on; a moment later the topology will have settled."""
         for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
-            request = self._requests.get(request_id)
-            if request is None or request.attempt != attempt:
+            request = self.ledger.current(request_id, attempt)
+            if request is None:
                 self._abort_everywhere(request_id, attempt)
             elif request.state is State.PREPARING:
                 request.undelivered = True  # its Accepted is still on the way here
@@ -201,9 +191,12 @@ class RouterCore:
         for request_id, attempt, choice, num_tokens, finish_reason, status, flags, num_bytes in columns:
             note = next(notes, b"")
             id_end, byte_end = id_start + num_tokens * TOKEN_BYTES, byte_start + num_bytes
-            request = self._requests.get(request_id)
-            if request is not None and request.attempt == attempt:
-                self._record(request, choice, ids[id_start:id_end], finish_reason, note)
+            request = self.ledger.current(request_id, attempt)
+            if request is not None:
+                self.ledger.record(request, choice, ids[id_start:id_end], finish_reason, note)
+                if finish_reason != FinishReason.RUNNING:
+                    reason = FinishReason(finish_reason).name.lower()
+                    self._metrics.add("request_success_total", finished_reason=reason)
                 if flags & ReadyFlags.STOPPED:
                     self._send(request.engine, Abort(request_id, attempt, choice))
                 if not request.cancelled and (num_bytes or flags & ReadyFlags.LAST):
@@ -228,16 +221,11 @@ class RouterCore:
         """Whoever is missing is dead, and what it held begins again elsewhere."""
         living = {peer.identity for peer in topology.peers}
         self._was_ready = self._was_ready or {peer.role for peer in topology.peers} == set(Role)
-        dead = self._living - living
-        self._living = living
-        self._dead.extend(dead)
-        for identity in dead:
-            self._engines.pop(identity, None)
-            self._detokenizers.pop(identity, None)
+        dead = self.ledger.deaths(living)
         for identity in dead:
             bodies = self._pool.remove_worker(identity)
             self._recover_bodies(bodies, "tokenizer_died", now_s, suspect=identity not in topology.left)
-        for request in list(self._requests.values()):
+        for request in self.ledger:
             if request.api in dead:
                 self._cancel(request)
             if request.state is State.RUNNING:
@@ -260,16 +248,16 @@ class RouterCore:
 
     def fail_all(self) -> None:
         """The router leaves: every client gets an error that it can read."""
-        for request in list(self._requests.values()):
+        for request in self.ledger:
             if not request.cancelled:
                 self._fail(request, DRAINING)
 
     def report(self) -> None:
         """Bring the gauges up to date."""
-        self._metrics.set("num_requests_unfinished", len(self._requests))
+        self._metrics.set("num_requests_unfinished", len(self.ledger))
         self._metrics.set("num_requests_queued", self._pool.num_waiting)
         self._metrics.set("num_requests_tokenizing", self._pool.num_in_flight)
-        self._metrics.set("unfinished_bytes", self._held_bytes)
+        self._metrics.set("unfinished_bytes", self.ledger.held_bytes)
 
     # --- admission and dispatch
 
@@ -279,20 +267,22 @@ class RouterCore:
         if not self._was_ready:
             return NOT_READY
         settings = self._settings
-        too_many = len(self._requests) >= settings.max_unfinished_requests
-        too_much = self._held_bytes + max(0, message.content_length) > settings.max_unfinished_bytes
+        too_many = len(self.ledger) >= settings.max_unfinished_requests
+        too_much = self.ledger.held_bytes + max(0, message.content_length) > settings.max_unfinished_bytes
         return OVERLOADED if too_many or too_much else None
 
     def _add_body(self, request: Request, frames: Iterable[Buffer], complete: bool, now_s: float) -> None:
         for frame in frames:
             request.body.append(frame)
             request.body_bytes += len(frame)
-        self._hold(request, max(request.held_bytes, request.body_bytes + CHUNK_OVERHEAD_BYTES * len(request.body)))
+        self.ledger.hold(
+            request, max(request.held_bytes, request.body_bytes + CHUNK_OVERHEAD_BYTES * len(request.body))
+        )
         if complete:
             request.state = State.QUEUED
             self._enqueue(request, now_s)
             self._dispatch(now_s)
-        elif self._held_bytes > self._settings.max_unfinished_bytes:
+        elif self.ledger.held_bytes > self._settings.max_unfinished_bytes:
             self._fail(request, OVERLOADED)
 
     def _enqueue(self, request: Request, now_s: float) -> None:
@@ -300,14 +290,14 @@ class RouterCore:
         self._pool.enqueue(Waiting(request.request_id, request.body_bytes, exclusive, now_s))
 
     def _dispatch(self, now_s: float) -> None:
-        if not self._engines or not self._detokenizers:
+        if not self.ledger.can_run:
             return
         for body, worker in self._pool.assign(now_s):
-            request = self._requests[body.request_id]
+            request = self.ledger[body.request_id]
             request.attempt += 1
             request.state = State.PREPARING
             request.tokenizer = worker
-            self._place(request, _least(self._engines), _least(self._detokenizers))
+            self.ledger.place_well(request)
             self._pool.confirm(worker, (request.request_id, request.attempt), body, now_s)
             prepare = Prepare(
                 request_id=request.request_id,
@@ -323,10 +313,7 @@ class RouterCore:
         """Free a worker's place; the request, if this answer is still the one that is waited for."""
         self._pool.release(worker, (request_id, attempt))
         self._dispatch(now_s)
-        request = self._requests.get(request_id)
-        if request is None or request.attempt != attempt:
-            return None
-        return request
+        return self.ledger.current(request_id, attempt)
 
     # --- recovery
 
@@ -335,8 +322,8 @@ class RouterCore:
     ) -> None:
         """Bodies that a dead or stalled tokenizer worker had; it was working on the first, perhaps in vain."""
         for index, (request_id, attempt) in enumerate(assignments):
-            request = self._requests.get(request_id)
-            if request is None or request.attempt != attempt:
+            request = self.ledger.current(request_id, attempt)
+            if request is None:
                 continue
             if request.cancelled:
                 self._remove(request)
@@ -363,11 +350,11 @@ class RouterCore:
             self._remove(request)
         elif not request.journal.prepared or max(request.deaths.values(), default=0) >= MAX_DEATHS_WITHOUT_TOKEN:
             self._fail(request, ENGINE_FAILED)
-        elif not self._engines or not self._detokenizers:
+        elif not self.ledger.can_run:
             self._parked[request.request_id] = request
         else:
             self._metrics.add("request_retries_total", reason=reason)
-            self._place(request, _least(self._engines), _least(self._detokenizers))
+            self.ledger.place_well(request)
             request.state = State.RUNNING
             generate = request.journal.generate(request.request_id, request.attempt, request.detokenizer)
             self._send(request.engine, generate)
@@ -381,48 +368,35 @@ class RouterCore:
 
     def _give_up_attempt(self, request: Request) -> None:
         """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
-        for worker, living in ((request.engine, self._engines), (request.detokenizer, self._detokenizers)):
+        for worker, living in (
+            (request.engine, self.ledger.engines),
+            (request.detokenizer, self.ledger.detokenizers),
+        ):
             if worker in living:  # a dead tokenizer may have sent the ids before its word could be read
                 self._send(worker, Abort(request.request_id, request.attempt))
-        self._place(request, "", "")
+        self.ledger.place(request, "", "")
         request.attempt += 1
         request.state = State.PARKED
         request.tokenizer = ""
         request.has_output = request.undelivered = False
 
     def _unpark(self) -> None:
-        if self._parked and self._engines and self._detokenizers:
+        if self._parked and self.ledger.can_run:
             parked, self._parked = self._parked, {}
             for request in parked.values():
                 self._begin_again(request, "parked")
-
-    def _is_placed(self, request: Request) -> bool:
-        """Whether its engine and its detokenizer live."""
-        return request.engine in self._engines and request.detokenizer in self._detokenizers
-
-    def _place(self, request: Request, engine: str, detokenizer: str) -> None:
-        """Move a request's weight to an engine and a detokenizer ('' for none)."""
-        for loads, old, new in (
-            (self._engines, request.engine, engine),
-            (self._detokenizers, request.detokenizer, detokenizer),
-        ):
-            if old in loads:
-                loads[old] -= 1
-            if new in loads:
-                loads[new] += 1
-        request.engine, request.detokenizer = engine, detokenizer
 
     # --- ends
 
     def _sweep(self, now_s: float) -> None:
         for request_id in self._pool.expire_queued(now_s - self._settings.queue_timeout_s):
-            self._fail(self._requests[request_id], QUEUE_TIMEOUT)
+            self._fail(self.ledger[request_id], QUEUE_TIMEOUT)
         for worker, assignments in self._pool.expire_stalled(now_s):
             for request_id, attempt in assignments:
                 self._send(worker, Abort(request_id, attempt))
             self._recover_bodies(assignments, "tokenizer_stalled", now_s)
         limit_s = now_s - self._settings.total_timeout_s
-        for request in [item for item in self._requests.values() if item.created_s < limit_s]:
+        for request in [item for item in self.ledger if item.created_s < limit_s]:
             if request.cancelled:
                 self._remove(request)
             else:
@@ -443,7 +417,7 @@ class RouterCore:
         request.cancelled = True
         request.journal = Journal()
         request.body.clear()
-        self._hold(request, 0)
+        self.ledger.hold(request, 0)
 
     def _finish(self, request: Request, outcome: str, status: int, body: Buffer) -> None:
         if not request.cancelled:
@@ -465,33 +439,17 @@ class RouterCore:
         self._remove(request)
 
     def _remove(self, request: Request) -> None:
-        self._place(request, "", "")
-        self._hold(request, 0)
         self._parked.pop(request.request_id, None)
-        self._requests.pop(request.request_id, None)
+        self.ledger.remove(request)
 
     def _take_prepared(self, request: Request, message: Accepted) -> None:
         request.journal.prepared = tuple(message.frames)
         request.journal.grow(message.num_choices)
-        self._hold(request, sum(map(len, (*message.frames, *request.journal.outputs, *request.journal.notes))))
+        self.ledger.hold(request, sum(map(len, (*message.frames, *request.journal.outputs, *request.journal.notes))))
         self._metrics.add("prompt_tokens_total", message.num_prompt_tokens)
         self._metrics.observe("request_prompt_tokens", message.num_prompt_tokens)
         if message.stream and not request.opened:
             self._open_stream(request)
-
-    def _hold(self, request: Request, num_bytes: int) -> None:
-        self._held_bytes += num_bytes - request.held_bytes
-        request.held_bytes = num_bytes
-
-    def _record(self, request: Request, choice: int, ids: Buffer, finish_reason: int, note: Buffer) -> None:
-        request.has_output = True
-        if len(ids):
-            request.deaths.clear()
-        if not request.cancelled:
-            request.journal.record(choice, ids, finish_reason, note)
-            self._hold(request, request.held_bytes + len(ids) + len(note))
-        if finish_reason != FinishReason.RUNNING:
-            self._metrics.add("request_success_total", finished_reason=FinishReason(finish_reason).name.lower())
 
     # --- sending
 
@@ -518,7 +476,7 @@ class RouterCore:
 
     def _abort_everywhere(self, request_id: str, attempt: int) -> None:
         """An attempt that nobody waits for may be running anywhere."""
-        for worker in (*self._engines, *self._detokenizers):
+        for worker in (*self.ledger.engines, *self.ledger.detokenizers):
             self._send(worker, Abort(request_id, attempt))
 
 
@@ -528,10 +486,6 @@ def _notes(message: Progress) -> Iterator[Buffer]:
     for size in message.num_note_bytes:
         start, end = end, end + size
         yield memoryview(message.frames[2])[start:end]
-
-
-def _least(loads: Counter[str]) -> str:
-    return min(loads, key=loads.__getitem__, default="")
 
 
 def _role(identity: str) -> str:

@@ -406,7 +406,7 @@ def test_a_token_between_the_deaths_clears_the_request() -> None:
         bench.live(f"engine.0.{incarnation}")
         bench.progress("r", incarnation, attempt=bench.resumed("r").attempt, data=b"x")
     assert bench.gauges()["num_requests_unfinished"] == 1
-    assert bench.core._requests["r"].journal.outputs == [ids(*range(2, 12))]
+    assert bench.core.ledger["r"].journal.outputs == [ids(*range(2, 12))]
 
 
 def test_a_stream_that_fails_ends_with_an_error_event() -> None:
@@ -447,7 +447,7 @@ def test_load_is_gone_with_the_dead() -> None:
     for number in range(8):
         bench.running(str(number), 1)
     bench.die(ENGINE)
-    assert dict(bench.core._engines) == {"engine.1.1": 8}
+    assert dict(bench.core.ledger.engines) == {"engine.1.1": 8}
     for number in range(8):
         bench.finish(str(number), attempt=bench.attempt_of(str(number)))
     bench.assert_empty()

@@ -1,0 +1,120 @@
+"""The unfinished requests, what they weigh, and where they are placed. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from tokservice.router.request import Request
+from tokservice.wire.messages import Buffer, Role
+
+MAX_DEAD = 256  # identities whose last messages may still arrive
+
+
+class Ledger:
+    """One record for each unfinished request; the bytes that they hold; the load of each engine and detokenizer."""
+
+    def __init__(self) -> None:
+        self.held_bytes = 0
+        self.engines: Counter[str] = Counter()  # requests at each
+        self.detokenizers: Counter[str] = Counter()
+        self._requests: dict[str, Request] = {}
+        self._living: set[str] = set()  # identities in the last topology
+        self._dead: deque[str] = deque(maxlen=MAX_DEAD)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        """A snapshot: requests may be removed meanwhile."""
+        return iter(list(self._requests.values()))
+
+    def __getitem__(self, request_id: str) -> Request:
+        return self._requests[request_id]
+
+    # --- requests
+
+    def add(self, request: Request) -> None:
+        """A request begins."""
+        self._requests[request.request_id] = request
+
+    def find(self, request_id: str) -> Request | None:
+        """The record, if the request is unfinished."""
+        return self._requests.get(request_id)
+
+    def current(self, request_id: str, attempt: int) -> Request | None:
+        """The record, if this attempt is the one that counts."""
+        request = self._requests.get(request_id)
+        return request if request is not None and request.attempt == attempt else None
+
+    def remove(self, request: Request) -> None:
+        """A request has ended, and nobody works on it any more."""
+        self.place(request, "", "")
+        self.hold(request, 0)
+        self._requests.pop(request.request_id, None)
+
+    def hold(self, request: Request, num_bytes: int) -> None:
+        """Set what a request counts for in admission."""
+        self.held_bytes += num_bytes - request.held_bytes
+        request.held_bytes = num_bytes
+
+    def record(self, request: Request, choice: int, ids: Buffer, finish_reason: int, note: Buffer) -> None:
+        """Journal what a detokenizer consumed for a choice."""
+        request.has_output = True
+        if len(ids):
+            request.deaths.clear()
+        if not request.cancelled:
+            request.journal.record(choice, ids, finish_reason, note)
+            self.hold(request, request.held_bytes + len(ids) + len(note))
+
+    # --- workers
+
+    @property
+    def can_run(self) -> bool:
+        """Whether there is an engine and a detokenizer."""
+        return bool(self.engines and self.detokenizers)
+
+    def greet(self, role: int, identity: str) -> None:
+        """An engine or a detokenizer is ready for work."""
+        if role == Role.ENGINE:
+            self.engines.setdefault(identity, 0)
+        elif role == Role.DETOKENIZER:
+            self.detokenizers.setdefault(identity, 0)
+
+    def deaths(self, living: set[str]) -> set[str]:
+        """Who has died, now that these live."""
+        dead = self._living - living
+        self._living = living
+        self._dead.extend(dead)
+        for identity in dead:
+            self.engines.pop(identity, None)
+            self.detokenizers.pop(identity, None)
+        return dead
+
+    def is_dead(self, identity: str) -> bool:
+        """Whether a message comes from a process that has died since it sent it."""
+        return identity in self._dead
+
+    def is_placed(self, request: Request) -> bool:
+        """Whether its engine and its detokenizer live."""
+        return request.engine in self.engines and request.detokenizer in self.detokenizers
+
+    def place_well(self, request: Request) -> None:
+        """Give a request to the engine and the detokenizer that have the fewest."""
+        self.place(request, _least(self.engines), _least(self.detokenizers))
+
+    def place(self, request: Request, engine: str, detokenizer: str) -> None:
+        """Move a request's weight to an engine and a detokenizer ('' for none)."""
+        for loads, old, new in (
+            (self.engines, request.engine, engine),
+            (self.detokenizers, request.detokenizer, detokenizer),
+        ):
+            if old in loads:
+                loads[old] -= 1
+            if new in loads:
+                loads[new] += 1
+        request.engine, request.detokenizer = engine, detokenizer
+
+
+def _least(loads: Counter[str]) -> str:
+    return min(loads, key=loads.__getitem__, default="")

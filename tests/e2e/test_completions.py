@@ -129,3 +129,25 @@ def test_an_echoed_line_separator_stays_on_its_line(client: httpx.Client) -> Non
     stream = events(client.post("/v1/completions", json=body).content)
     assert text_of(stream).startswith("a\u2028b\u0085c")
     assert json.dumps(stream)
+
+
+def test_empty_stream_options_ask_for_nothing(client: httpx.Client) -> None:
+    """They turned usage on, and were accepted without a stream: vllm#36379."""
+    body = {"prompt": "a", "max_tokens": 2, "stream_options": {}}
+    stream = events(client.post("/v1/completions", json=body | {"stream": True}).content)
+    assert all("usage" not in event and event["choices"] for event in stream)
+    refused = client.post("/v1/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream_options")
+
+
+def test_every_stream_ends_with_its_reason_and_one_done(client: httpx.Client) -> None:
+    """[DONE] or the finish reason were missing at times: vllm-mlx#101, vllm-mlx#628."""
+    for max_tokens in range(1, 21):
+        body = {"prompt": "a", "max_tokens": max_tokens, "stream": True, "logprobs": 0 if max_tokens % 2 else None}
+        reasons = [
+            choice["finish_reason"]
+            for event in events(client.post("/v1/completions", json=body).content)
+            for choice in event["choices"]
+        ]
+        assert reasons[-1] == "length"
+        assert set(reasons[:-1]) <= {None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from tests.helpers.server import ROOT, SIMULATED, Server, running_server
 from tests.helpers.wait import wait_for
+from tokservice.models.default_model import ensure_default_model
 
 
 def launch(*arguments: str, timeout_s: float = 30.0, **env: str) -> tuple[int, str, float]:
@@ -118,9 +120,8 @@ def test_an_unreadable_tokenizer_ends_the_start_with_its_reason(tmp_path: Path) 
 
 
 def test_a_model_without_weights_ends_the_start_with_its_reason(tmp_path: Path) -> None:
-    source = Path.home() / ".cache/tokservice/models/smollm2-135m-instruct/tokenizer.json"
-    (tmp_path / "tokenizer.json").write_bytes(source.read_bytes())
-    code, printed, _ = launch("--port", "0", "--model", str(tmp_path))
+    shutil.copy(ensure_default_model() / "tokenizer.json", tmp_path)
+    code, printed, _ = launch("--port", "0", "--model", str(tmp_path), timeout_s=60)
     assert code == 3
     assert "engine 0 could not start" in printed.splitlines()[-1]
     assert "config.json" in printed.splitlines()[-1]

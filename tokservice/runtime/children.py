@@ -91,7 +91,7 @@ class Child:
     def exit_text(self) -> str:
         """How the process ended, in words."""
         code = self.process.returncode if self.process is not None else 0
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"killed by signal {-code} ({signal.strsignal(-code)})" if code < 0 else f"exit code {code}"
 
     def kill(self) -> None:
         """SIGKILL, and wait."""

@@ -29,6 +29,7 @@ import zmq
 
 from tokservice.runtime.config import Config, load
 from tokservice.runtime.logs import set_up_logging
+from tokservice.runtime.memory import resident_bytes
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.channels import Channel, dealer, ipc_endpoint
 from tokservice.wire.errors import ConfigError, PeerLost, StartupError
@@ -131,7 +132,7 @@ class Process:
         progress, unfinished = report(self.metrics)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self.metrics.set("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
-        self.metrics.set("process_resident_memory_bytes", _resident_bytes())
+        self.metrics.set("process_resident_memory_bytes", resident_bytes())
         channels = {self.control, *(channel for channel, _ in self._channels.values())}
         malformed = sum(channel.num_malformed for channel in channels)
         self.metrics.set("malformed_messages_total", self._num_malformed_before + malformed)
@@ -257,11 +258,3 @@ def _die_with_parent() -> None:
 
 def _ignore(sender: str, message: Message) -> None:
     """Nothing arrives on a channel that only sends."""
-
-
-def _resident_bytes() -> int:
-    try:
-        with open("/proc/self/statm", "rb") as statm:
-            return int(statm.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0

@@ -166,7 +166,14 @@ class Supervisor:
 
     def _start(self, child: Child) -> None:
         environment = self._api_environment if child.role is Role.API else {}
-        child.start(self._run_dir, self._parent_read, environment, time.monotonic())
+        try:
+            child.start(self._run_dir, self._parent_read, environment, time.monotonic())
+        except OSError as error:  # no memory, no process to be had
+            if self._phase == "starting":
+                raise StartupError(f"{child.role.label} {child.slot} could not start: {error}") from error
+            child.start_at_s = time.monotonic() + child.restarts.pause_after_death_s(did_work=False)
+            log.error("process not started identity=%s error=%s", child.identity, error)
+            return
         self._by_identity[child.identity] = child
         assert child.process is not None
         assert child.process.stdout is not None

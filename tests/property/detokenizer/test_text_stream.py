@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -10,8 +7,8 @@ from tokenizers import Tokenizer
 from tests.helpers import tiny_tokenizers
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.text_stream import TextStream
+from tokservice.models.default_model import ensure_default_model
 
-DEFAULT_MODEL = Path.home() / ".cache/tokservice/models/smollm2-135m-instruct"
 BYTE_LEVEL = tiny_tokenizers.byte_level()
 BYTE_FALLBACK = tiny_tokenizers.byte_fallback()
 TABLES = {id(made): vocabulary.build(tiny_tokenizers.parsed(made)) for made in (BYTE_LEVEL, BYTE_FALLBACK)}
@@ -56,10 +53,10 @@ def test_byte_fallback_deltas_of_any_ids_join_to_the_decoded_bytes(
     assert joined(table, token_ids, sizes, skip_special=skip) == expected
 
 
-@pytest.mark.skipif(not DEFAULT_MODEL.exists(), reason="the default model has not been fetched")
 def test_default_model_deltas_join_to_the_full_decoding() -> None:
-    tokenizer = Tokenizer.from_file(str(DEFAULT_MODEL / "tokenizer.json"))
-    table = vocabulary.load(DEFAULT_MODEL)
+    model_dir = ensure_default_model()
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    table = vocabulary.load(model_dir)
     size = tokenizer.get_vocab_size()
 
     @given(st.lists(st.integers(0, size - 1), max_size=60), cuts, st.booleans())

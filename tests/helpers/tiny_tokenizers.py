@@ -49,6 +49,15 @@ def byte_level_with_nfc() -> Tokenizer:
 
 
 @cache
+def byte_level_with_digits() -> Tokenizer:
+    """``byte_level`` with each digit on its own, as of SmolLM2."""
+    tokenizer = Tokenizer.from_str(byte_level().to_str())
+    digits, bytes_ = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, bytes_])
+    return tokenizer
+
+
+@cache
 def byte_fallback() -> Tokenizer:
     """SentencePiece-like BPE as of Llama 2: "▁" for blanks, byte tokens, a synthetic leading blank, a BOS."""
     vocab: dict[str, int] = {}

@@ -6,7 +6,6 @@ of versions (the verdict is remembered), and says in one log line what it took a
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import logging
 import time
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tokservice.runtime.memory import return_freed_memory
 from tokservice.tokenizer import known, self_test
 from tokservice.tokenizer.backends import Backend
 from tokservice.tokenizer.known import Known
@@ -57,7 +57,7 @@ def choose(model_dir: Path, wanted: str) -> Choice:
     choice.backend.encode(self_test.long_text(), add_special_tokens=True)  # the first long text is slow in any library
     if choice.known != facts:
         known.remember(choice.known, record)
-    _return_freed_memory()
+    return_freed_memory()  # of examining, and of the reference
     seconds = time.perf_counter() - start_s
     log.info("tokenizer backend=%s reason=%r start_s=%.2f", choice.backend.name, choice.reason, seconds)
     return choice
@@ -109,11 +109,3 @@ def _guarded(call: Callable[[], T], what: str) -> T:
         raise
     except BaseException as error:
         raise StartupError(f"{what}: {type(error).__name__}: {str(error)[:200]}") from error
-
-
-def _return_freed_memory() -> None:
-    """What examining took goes back to the system: the C library would keep it for the life of the worker."""
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-    except (OSError, AttributeError):  # another C library
-        return

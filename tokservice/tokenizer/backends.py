@@ -48,3 +48,6 @@ class Backend(Protocol):
 
     def add_tokens(self, tokens: Sequence[AddedToken]) -> list[int]:
         """Add tokens, or change the flag ``special`` of present ones; their ids. At start-up alone."""
+
+    def forget(self) -> None:
+        """Drop what was remembered of earlier texts."""

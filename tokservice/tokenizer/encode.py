@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokservice.runtime.config import TokenizerConfig
+from tokservice.runtime.memory import resident_bytes
 from tokservice.tokenizer import backend_choice
 from tokservice.tokenizer.backends import TokenIds
+from tokservice.tokenizer.cache_bound import CacheBound
 from tokservice.tokenizer.own_tokens import OwnTokens, Rendered
 from tokservice.tokenizer.prompts import check_token_ids, too_long
 from tokservice.tokenizer.shadow import ShadowCheck
@@ -31,6 +33,7 @@ class Encoder:
         if settings.shadow_check_rate > 0 and self._backend.name != "hf":
             backends.append(backend_choice.load_reference(model_dir / "tokenizer.json"))
             self.shadow_check = ShadowCheck(backends[1], settings.shadow_check_rate, randbits)
+        self.cache_bound = CacheBound(self._backend, resident_bytes)
         self.own_tokens = None if settings.allow_special_in_content else OwnTokens(backends, choice.known.unk_id)
 
     def encode(

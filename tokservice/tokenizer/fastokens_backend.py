@@ -28,9 +28,9 @@ class FastokensBackend:
 
     def __init__(self, path: Path) -> None:
         """Load a tokenizer.json. The library raises exceptions of many kinds for what it does not support."""
-        self._tokenizer = fastokens.Tokenizer.from_file(str(path))
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+        self._path = path
+        self._added: list[AddedToken] = []
+        self._load()
 
     def encode(self, text: str, *, add_special_tokens: bool, special_as_text: bool = False) -> TokenIds:
         """See Backend."""
@@ -57,6 +57,19 @@ class FastokensBackend:
 
     def add_tokens(self, tokens: Sequence[AddedToken]) -> list[int]:
         """See Backend."""
+        self._added += tokens
         self._tokenizer.add_tokens(list(tokens))
         ids = [self._tokenizer.token_to_id(token.content) for token in tokens]
         return [token_id for token_id in ids if token_id is not None]
+
+    def forget(self) -> None:
+        """See Backend. The library has no call for it, so this takes as long as loading."""
+        del self._tokenizer
+        self._load()
+        self._tokenizer.add_tokens(self._added)
+        self.encode("a b", add_special_tokens=False)  # what one thread remembers goes when it meets the new one
+
+    def _load(self) -> None:
+        self._tokenizer = fastokens.Tokenizer.from_file(str(self._path))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()

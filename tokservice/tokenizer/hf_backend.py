@@ -56,3 +56,6 @@ class HuggingFaceBackend:
             add([added])
         ids = [self._tokenizer.token_to_id(token.content) for token in tokens]
         return [token_id for token_id in ids if token_id is not None]
+
+    def forget(self) -> None:
+        """See Backend. The library remembers at most 10,000 short words."""

@@ -94,6 +94,10 @@ class Preparer:
         check = self._encoder.shadow_check
         return None if check is None else check.run()
 
+    def bound_memory(self) -> None:
+        """Between two requests, once in a while. See CacheBound."""
+        self._encoder.cache_bound.check()
+
     def prepare(self, route: Route, body: Sequence[Buffer], now: float) -> Prepared | Answer:
         """Prepare one request. ``body``: the raw body in pieces; ``now``: unix seconds.
 

@@ -79,6 +79,7 @@ class Tokenizer:
 
     def report(self, metrics: Metrics) -> tuple[int, int]:
         """See ``Service``."""
+        self._preparer.bound_memory()
         return self._num_prepared, len(self._inbox)
 
     def _on_message(self, message: Message) -> None:

@@ -30,9 +30,12 @@ class CacheBound:
     def check(self) -> None:
         """Between two requests, once in a while."""
         before = self._resident_bytes()
-        if self._limit and before > self._limit:
-            self._backend.forget()
-            return_freed_memory()
-            self._limit = 0
-            log.info("tokenizer caches dropped resident_mb=%d now_mb=%d", before >> 20, self._resident_bytes() >> 20)
-        self._limit = self._limit or self._resident_bytes() + MAX_GROWTH_BYTES
+        if not self._limit:
+            self._limit = before + MAX_GROWTH_BYTES
+        if before <= self._limit:
+            return
+        self._backend.forget()
+        return_freed_memory()
+        after = self._resident_bytes()
+        self._limit = max(self._limit, after + MAX_GROWTH_BYTES // 4)  # what did not go was not in the caches
+        log.info("tokenizer caches dropped resident_mb=%d now_mb=%d", before >> 20, after >> 20)

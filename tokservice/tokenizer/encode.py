@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.runtime.memory import resident_bytes
 from tokservice.tokenizer import backend_choice
-from tokservice.tokenizer.backends import TokenIds
+from tokservice.tokenizer.backends import Backend, TokenIds
 from tokservice.tokenizer.cache_bound import CacheBound
 from tokservice.tokenizer.own_tokens import OwnTokens, Rendered
 from tokservice.tokenizer.prompts import check_token_ids, too_long
 from tokservice.tokenizer.shadow import ShadowCheck
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import EngineLimits
+
+log = logging.getLogger(__name__)
 
 
 class Encoder:
@@ -23,18 +26,18 @@ class Encoder:
     def __init__(self, model_dir: Path, settings: TokenizerConfig, randbits: Callable[[int], int]) -> None:
         """Load ``tokenizer.json``. ``randbits(k)``: a random integer below 2**k. Raises StartupError."""
         choice = backend_choice.choose(model_dir, settings.backend)
+        self._path = model_dir / "tokenizer.json"
         self._backend = choice.backend
+        self._reference = self._backend if self._backend.name == "hf" else None  # loaded when a text needs it
         added = self._backend.added_tokens()
         self._size = max(choice.known.size, 1 + max(added, default=-1))
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._chars_per_token = choice.known.max_chars_per_token
-        backends = [self._backend]
         self.shadow_check: ShadowCheck | None = None
-        if settings.shadow_check_rate > 0 and self._backend.name != "hf":
-            backends.append(backend_choice.load_reference(model_dir / "tokenizer.json"))
-            self.shadow_check = ShadowCheck(backends[1], settings.shadow_check_rate, randbits)
+        if settings.shadow_check_rate > 0 and self._reference is None:
+            self.shadow_check = ShadowCheck(self._load_reference, settings.shadow_check_rate, randbits)
         self.cache_bound = CacheBound(self._backend, resident_bytes)
-        self.own_tokens = None if settings.allow_special_in_content else OwnTokens(backends, choice.known.unk_id)
+        self.own_tokens = None if settings.allow_special_in_content else OwnTokens(self._backend, choice.known.unk_id)
 
     def encode(
         self, text: str, *, add_special_tokens: bool, limits: EngineLimits, param: str, guarded: bool = False
@@ -47,7 +50,7 @@ class Encoder:
             raise too_long(f"{len(text)} characters, which cannot fit", limits.max_model_len, param)
         source, special_as_text = (text.marked, True) if isinstance(text, Rendered) else (text, False)
         try:
-            ids = self._backend.encode(source, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
+            ids = self._encode(source, add_special_tokens, special_as_text)
             if self.shadow_check:
                 self.shadow_check.note(source, add_special_tokens, special_as_text, ids)
             if self.own_tokens and special_as_text:
@@ -72,3 +75,23 @@ class Encoder:
     def is_bare(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens hold no text at all: special ones alone."""
         return self._special_ids.issuperset(token_ids)
+
+    def _encode(self, text: str, add_special_tokens: bool, special_as_text: bool) -> TokenIds:
+        """By the reference where the fast library gives up, as it does on a run of 300,000 blanks."""
+        try:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            if self._reference is self._backend:
+                raise
+            log.warning("the reference encodes what %s cannot: %s", self._backend.name, str(error)[:200])
+        reference = self._load_reference()
+        return reference.encode(text, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
+
+    def _load_reference(self) -> Backend:
+        if self._reference is None:
+            self._reference = backend_choice.load_reference(self._path)
+            if self.own_tokens:
+                self.own_tokens.teach(self._reference)
+        return self._reference

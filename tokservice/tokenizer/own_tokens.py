@@ -16,9 +16,9 @@ import dataclasses
 import re
 import secrets
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from tokservice.tokenizer.backends import Backend, TokenIds
+from tokservice.tokenizer.backends import AddedToken, Backend, TokenIds
 from tokservice.wire.errors import StartupError
 
 _SECRET_CHARS = 8
@@ -36,15 +36,16 @@ class Rendered(str):
 class OwnTokens:
     """The control tokens of one tokenizer, and those that its template writes."""
 
-    def __init__(self, backends: Sequence[Backend], unk_id: int | None) -> None:
-        """``backends``: of one tokenizer; each learns the stand-ins. ``unk_id``: what unknown text becomes."""
-        self._backends = backends
+    def __init__(self, backend: Backend, unk_id: int | None) -> None:
+        """``backend`` learns the stand-ins. ``unk_id``: what unknown text becomes."""
+        self._backend = backend
         self._unk_id = unk_id
         self._secret = "".join(chr(_PLANE_16 + secrets.randbelow(_PLANE_CHARS)) for _ in range(_SECRET_CHARS))
         self._token_ids: dict[int, int] = {}  # id of a stand-in -> id of its token
         self._controls: dict[int, str] = {}
         self._num_added = 0  # control tokens that the tokenizer itself puts around any text
         self._unmark: Callable[[str], str] = str
+        self._taught: list[AddedToken] = []
 
     def mark(self, template_texts: Iterable[str]) -> Callable[[str], str]:
         """From the texts that a template may write, the function that puts stand-ins into such a text.
@@ -52,26 +53,29 @@ class OwnTokens:
         Once, at start-up.
         """
         written = "\0".join(template_texts)
-        added = self._backends[0].added_tokens()
+        added = self._backend.added_tokens()
         own = {key: token for key, token in added.items() if token.content in written and not token.content.isspace()}
         new_special = [dataclasses.replace(token, special=True) for token in own.values() if not token.special]
         stand_ins = {token.content: self._secret + chr(_PLANE_15 + i) for i, token in enumerate(own.values())}
         tokens = [dataclasses.replace(token, content=stand_ins[token.content], special=False) for token in own.values()]
-        for backend in self._backends:
-            backend.add_tokens(new_special)
-            self._token_ids = dict(zip(backend.add_tokens(tokens), own, strict=True))
+        self._backend.add_tokens(new_special)
+        self._token_ids = dict(zip(self._backend.add_tokens(tokens), own, strict=True))
+        self._taught = new_special + tokens
         self._controls = {key: token.content for key, token in added.items() if token.special or key in own}
         self._controls.pop(-1 if self._unk_id is None else self._unk_id, None)
-        self._num_added = self._num_controls(self._backends[0].encode("", add_special_tokens=True))
+        self._num_added = self._num_controls(self._backend.encode("", add_special_tokens=True))
         self._unmark = _replacing({stand_in: token for token, stand_in in stand_ins.items()})
         return _replacing(stand_ins)
+
+    def teach(self, backend: Backend) -> None:
+        """Have another back end of the same tokenizer do as the first does."""
+        backend.add_tokens(self._taught)
 
     def check(self, marked: Iterable[str], expected: Iterable[str]) -> None:
         """Raise StartupError unless typed control tokens are text, and other conversations keep their ids.
 
         ``marked``, ``expected``: what the template writes for some conversations, with and without ``mark``.
         """
-        backend = self._backends[0]
         texts = [(self.rendered(text), plain) for text, plain in zip(marked, expected, strict=True)]
         try:
             for content in self._controls.values():
@@ -79,7 +83,7 @@ class OwnTokens:
             is_kept = all(
                 text == plain
                 and self.encode(text.marked, add_special_tokens=False)
-                == backend.encode(plain, add_special_tokens=False)
+                == self._backend.encode(plain, add_special_tokens=False)
                 for text, plain in texts
             )
         except ValueError as error:
@@ -101,7 +105,7 @@ class OwnTokens:
 
         (A tokenizer may have its control tokens among the pieces that it builds text from; no setting prevents that.)
         """
-        ids = self._backends[0].encode(marked, add_special_tokens=add_special_tokens, special_as_text=True)
+        ids = self._backend.encode(marked, add_special_tokens=add_special_tokens, special_as_text=True)
         return self.restored(ids, add_special_tokens=add_special_tokens)
 
     def restored(self, token_ids: TokenIds, *, add_special_tokens: bool) -> TokenIds:

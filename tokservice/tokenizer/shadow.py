@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class ShadowCheck:
     """Holds at most one sample: the last text that chance chose since the last ``run``."""
 
-    def __init__(self, reference: Backend, rate: float, randbits: Callable[[int], int]) -> None:
-        """``rate``: share of the texts, 0 to 1."""
+    def __init__(self, reference: Callable[[], Backend], rate: float, randbits: Callable[[int], int]) -> None:
+        """``reference``: called for the first sample and all others. ``rate``: share of the texts, 0 to 1."""
         self._reference = reference
         self._threshold = round(rate * 2**32)
         self._randbits = randbits
@@ -37,7 +37,9 @@ class ShadowCheck:
             return None
         text, add_special_tokens, special_as_text, ids = self._sample
         self._sample = None
-        expected = self._reference.encode(text, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
+        expected = self._reference().encode(
+            text, add_special_tokens=add_special_tokens, special_as_text=special_as_text
+        )
         if ids == expected:
             return True
         digest = hashlib.sha256(text.encode()).hexdigest()

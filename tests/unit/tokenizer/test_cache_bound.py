@@ -29,22 +29,21 @@ class CountingBackend(HuggingFaceBackend):
 
 def test_a_process_that_grows_too_much_forgets() -> None:
     backend = CountingBackend()
-    sizes = iter([100 * MIB, 100 * MIB, MAX_GROWTH_BYTES + 100 * MIB, MAX_GROWTH_BYTES + 101 * MIB])
-    now = [0]
-
-    def resident_bytes() -> int:
-        now[0] = next(sizes, now[0])
-        return now[0]
-
-    bound = CacheBound(backend, resident_bytes)
-    for _ in range(2):
-        bound.check()
+    size = 100 * MIB
+    bound = CacheBound(backend, lambda: size)
+    bound.check()
+    size += MAX_GROWTH_BYTES
+    bound.check()
     assert backend.num_forgotten == 0
+    size += 1
     bound.check()
     assert backend.num_forgotten == 1
     for _ in range(5):
         bound.check()
-    assert backend.num_forgotten == 1, "measured anew from what is left"
+    assert backend.num_forgotten == 1, "where forgetting does not help, it is not repeated at once"
+    size += MAX_GROWTH_BYTES // 4 + 1
+    bound.check()
+    assert backend.num_forgotten == 2
 
 
 def test_after_forgetting_everything_is_as_before(tmp_path: Path) -> None:
@@ -106,4 +105,4 @@ def test_memory_levels_off(tmp_path: Path, backend: str) -> None:
 def test_memory_levels_off_over_thousands_of_prompts(tmp_path: Path, backend: str) -> None:
     model = tiny_tokenizers.write_model(tmp_path, tiny_tokenizers.byte_level_with_digits())
     sizes = grow(model, backend, 512, 12_000)
-    assert max(sizes) - sizes[0] < 700, sizes
+    assert max(sizes) - sizes[0] < 800, sizes

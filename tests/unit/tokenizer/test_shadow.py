@@ -23,7 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceBackend:
 
 
 def test_equal_ids_are_a_match_once(reference: HuggingFaceBackend) -> None:
-    check = ShadowCheck(reference, 1.0, lambda bits: 2**bits - 1)
+    check = ShadowCheck(lambda: reference, 1.0, lambda bits: 2**bits - 1)
     assert check.run() is None
     check.note(TEXT, True, False, reference.encode(TEXT, add_special_tokens=True))
     assert check.run() is True
@@ -31,7 +31,7 @@ def test_equal_ids_are_a_match_once(reference: HuggingFaceBackend) -> None:
 
 
 def test_a_mismatch_is_logged_without_the_text(reference: HuggingFaceBackend, caplog: pytest.LogCaptureFixture) -> None:
-    check = ShadowCheck(reference, 1.0, lambda bits: 0)
+    check = ShadowCheck(lambda: reference, 1.0, lambda bits: 0)
     check.note(TEXT, False, False, array("I", [5]))
     assert check.run() is False
     assert hashlib.sha256(TEXT.encode()).hexdigest() in caplog.text
@@ -41,7 +41,7 @@ def test_a_mismatch_is_logged_without_the_text(reference: HuggingFaceBackend, ca
 
 @pytest.mark.parametrize(("rate", "random", "chosen"), [(0.25, 2**30 - 1, True), (0.25, 2**30, False)])
 def test_chance_chooses(reference: HuggingFaceBackend, rate: float, random: int, chosen: bool) -> None:
-    check = ShadowCheck(reference, rate, lambda bits: random)
+    check = ShadowCheck(lambda: reference, rate, lambda bits: random)
     check.note(TEXT, False, False, array("I", [5]))
     assert (check.run() is not None) == chosen
 

@@ -38,7 +38,7 @@ ROUTES = {
     "/tokenize": Route.TOKENIZE,
     "/detokenize": Route.DETOKENIZE,
 }
-OPEN_PATHS = {"/health", "/ready", "/metrics", "/version"}  # no API key needed
+OPEN_PATHS = {"/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs"}  # no API key needed
 HEALTH = "/health"
 HEALTHY = b'{"status":"ok"}'
 GET_METHODS = (b"GET", b"HEAD")

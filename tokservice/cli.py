@@ -17,6 +17,7 @@ import setproctitle
 
 import tokservice
 from tokservice.models.resolve import resolve_model, served_name
+from tokservice.protocol.api_pages import api_pages
 from tokservice.runtime.config import Config, resolve
 from tokservice.runtime.logs import set_up_logging
 from tokservice.runtime.process import EXIT_CANNOT_START
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with closing(port_guard), run_directory(config.runtime.run_dir) as run_dir:
             config = _with_model(config)
             environment = {API_KEYS_FOR_CHILD: " ".join(keys)} if keys else {}
-            return Supervisor(config, run_dir, environment).run(lambda supervisor: _print_banner(config, supervisor))
+            supervisor = Supervisor(config, run_dir, environment, api_pages(tokservice.__version__))
+            return supervisor.run(lambda supervisor: _print_banner(config, supervisor))
     except (ConfigError, StartupError) as error:
         print(f"tokservice: {error}", file=sys.stderr)
         return EXIT_CANNOT_START

@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -56,10 +56,14 @@ class Forced(Exception):
 class Supervisor:
     """See the module's docstring. ``run`` is called once."""
 
-    def __init__(self, config: Config, run_dir: Path, api_environment: dict[str, str]) -> None:
+    def __init__(
+        self, config: Config, run_dir: Path, api_environment: dict[str, str], fixed_pages: Sequence[Publish] = ()
+    ) -> None:
+        """``fixed_pages``: what the API processes serve unchanged beside the pages that are made here."""
         self._config = config
         self._run_dir = run_dir
         self._api_environment = api_environment
+        self._fixed_pages = fixed_pages
         self.children = [Child(role, slot) for role, slot in slots(config)]
         self._by_identity: dict[str, Child] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -261,6 +265,8 @@ class Supervisor:
                     self._send(child, Stop(drain=True))  # it was started after the others were told
                 if child.role is Role.API:
                     self._publish_models(child)
+                    for page in self._fixed_pages:
+                        self._send(child, page)
                 if child.role is Role.ENGINE:
                     for api in self._of_role(Role.API):
                         self._publish_models(api)

@@ -1,0 +1,103 @@
+"""The API's description against what the server really does: no byte is written that it does not name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from tests.helpers.server import running_server
+from tests.helpers.sse import events
+from tokservice.protocol.answers import ErrorEnvelope
+from tokservice.protocol.openapi import OPERATIONS, Operation
+
+POSTS = [operation for operation in OPERATIONS if operation.body]
+GETS = [operation for operation in OPERATIONS if not operation.body]
+CHAT = [{"role": "user", "content": "Hello!"}]
+
+# Fields that change the shape of an answer, beside the document's own examples.
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "/v1/completions": [
+        {"prompt": "One two", "max_tokens": 3, "n": 2, "logprobs": 2, "prompt_logprobs": 1, "return_token_ids": True},
+    ],
+    "/v1/chat/completions": [
+        {"messages": CHAT, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
+        {"messages": CHAT, "max_tokens": 3, "prompt_logprobs": 1},
+    ],
+    "/generate": [
+        {"prompt_token_ids": [[5, 6], [7]], "sampling_params": {"max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}},
+    ],
+}
+WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+def check(operation: Operation, answer: httpx.Response) -> None:
+    """The answer has exactly the described shape."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        assert operation.event is not None
+        for event in events(answer.content):
+            msgspec.convert(event, operation.event)
+    else:
+        assert answer.headers["content-type"].partition(";")[0] == operation.media_type
+        if operation.answer is not None:
+            msgspec.json.decode(answer.content, type=operation.answer)
+
+
+@pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
+def test_answers_have_the_described_shape(client: httpx.Client, operation: Operation) -> None:
+    bodies = [*operation.examples.values(), *SHAPES.get(operation.path, [])]
+    if operation.event is not None:
+        bodies += [_without_scores(body) | WITH_USAGE for body in bodies]
+    for body in bodies:
+        check(operation, client.post(operation.path, json=body))
+
+
+def _without_scores(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what no stream carries."""
+    plain = {key: value for key, value in body.items() if key != "prompt_logprobs"}
+    return {key: _without_scores(value) if isinstance(value, dict) else value for key, value in plain.items()}
+
+
+@pytest.mark.parametrize("operation", GETS, ids=lambda operation: operation.path)
+def test_pages_have_the_described_shape(client: httpx.Client, operation: Operation) -> None:
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    check(operation, client.get(operation.path.replace("{model}", model)))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.path)
+def test_errors_have_the_described_shape(client: httpx.Client, operation: Operation) -> None:
+    path = operation.path.replace("{model}", "x")
+    document = client.get("/openapi.json").json()["paths"][operation.path][operation.method]
+    for answer in (
+        client.request("PATCH", path, content=b"{}"),
+        client.post(path, content=b"{"),
+        client.post(path, json={"model": "no-such-model", "surprise": 1}),
+        client.post(path, content=b"x", headers={"content-type": "text/plain"}),
+    ):
+        assert answer.status_code >= 400
+        assert str(answer.status_code) in document["responses"]
+        msgspec.json.decode(answer.content, type=ErrorEnvelope)
+
+
+def test_calls_and_thoughts_have_the_described_shape() -> None:
+    (chat,) = (operation for operation in POSTS if operation.path == "/v1/chat/completions")
+    call = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Paris"}}\n</tool_call>'
+    body = chat.examples["tool"] | {"guided_choice": ["<think>hm</think>" + call], "max_tokens": 60}
+    with running_server("--set", "model.reasoning_parser=think") as server:
+        for shape in (body, body | WITH_USAGE):
+            answer = httpx.post(f"{server.url}{chat.path}", json=shape, timeout=60, trust_env=False)
+            check(chat, answer)
+            assert "reasoning_content" in answer.text
+            assert "look_up" in answer.text
+
+
+def test_a_key_protects_all_but_the_open_pages(tmp_path: Any) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret")
+    with running_server("--config", "configs/simulated.toml", "--api-key-file", str(keys)) as server:
+        for operation in OPERATIONS:
+            status = httpx.request(operation.method, f"{server.url}{operation.path}", trust_env=False).status_code
+            assert (status == 401) is not operation.is_open, operation.path

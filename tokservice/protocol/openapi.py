@@ -1,0 +1,187 @@
+"""The API's description (OpenAPI 3.1), from the very types that read bodies and those that say what is written.
+
+The launcher writes it once; imports no tokenizer and no socket.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+
+from tokservice.protocol import answers, requests
+from tokservice.protocol.described import described
+
+Document = dict[str, Any]
+
+JSON = "application/json"
+EVENTS = "text/event-stream"
+SCHEMAS = "#/components/schemas/{name}"
+DESCRIPTION = """\
+A field that is not listed is refused with a 400 that names it; null means the same as leaving a field out. \
+With "stream": true the answer is server-sent events, each an object of the schema given here, and at last [DONE]."""
+POST_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503, 504)
+GET_ERRORS = (401, 404, 405)
+CHAT_EXAMPLE = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """A path, with the one method that it has."""
+
+    path: str
+    summary: str
+    answer: type[msgspec.Struct] | None = None  # None: no type says more than the media type
+    media_type: str = JSON
+    body: type[msgspec.Struct] | None = None  # None: a GET
+    event: type[msgspec.Struct] | None = None  # of a streamed answer
+    examples: dict[str, dict[str, Any]] = field(default_factory=dict)
+    statuses: tuple[int, ...] = (200,)  # with which the answer comes
+    is_open: bool = False  # no API key is needed
+
+    @property
+    def method(self) -> str:
+        """As OpenAPI writes it."""
+        return "get" if self.body is None else "post"
+
+
+OPERATIONS = (
+    Operation(
+        path="/v1/completions",
+        summary="Continue texts, or lists of token ids",
+        body=requests.CompletionBody,
+        answer=answers.Completion,
+        event=answers.CompletionChunk,
+        examples={
+            "text": {"prompt": "Once upon a time", "max_tokens": 20},
+            "several": {"prompt": ["One, two,", "Un, deux,"], "n": 2, "max_tokens": 8, "temperature": 1, "seed": 1},
+            "scores": {"prompt": "To be or not to be", "echo": True, "logprobs": 1, "max_tokens": 0},
+            "stream": {"prompt": "Once", "max_tokens": 20, "stream": True, "stream_options": {"include_usage": True}},
+        },
+    ),
+    Operation(
+        path="/v1/chat/completions",
+        summary="Answer a conversation",
+        body=requests.ChatBody,
+        answer=answers.ChatCompletion,
+        event=answers.ChatCompletionChunk,
+        examples={
+            "question": {"messages": CHAT_EXAMPLE, "max_tokens": 20},
+            "stream": {"messages": CHAT_EXAMPLE, "max_tokens": 20, "stream": True},
+            "choice": {"messages": CHAT_EXAMPLE, "guided_choice": ["Paris", "Rome"], "max_tokens": 8},
+            "tool": {
+                "messages": CHAT_EXAMPLE,
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "look_up",
+                            "parameters": {
+                                "type": "object",
+                                "properties": {"word": {"type": "string", "maxLength": 8}},
+                                "required": ["word"],
+                                "additionalProperties": False,
+                            },
+                        },
+                    }
+                ],
+                "tool_choice": "auto",
+                "max_tokens": 20,
+            },
+        },
+    ),
+    Operation(
+        path="/generate",
+        summary="Token ids in, token ids out",
+        body=requests.GenerateBody,
+        answer=answers.GeneratedIds,
+        event=answers.GeneratedIdsChunk,
+        examples={"ids": {"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}},
+    ),
+    Operation(
+        path="/tokenize",
+        summary="The token ids of a text or a conversation",
+        body=requests.TokenizeBody,
+        answer=answers.Tokens,
+        examples={
+            "text": {"prompt": "Hello, world!", "return_token_strs": True},
+            "conversation": {"messages": CHAT_EXAMPLE},
+        },
+    ),
+    Operation(
+        path="/detokenize",
+        summary="The text of token ids",
+        body=requests.DetokenizeBody,
+        answer=answers.DetokenizedText,
+        examples={"ids": {"tokens": [1, 2, 3]}},
+    ),
+    Operation(path="/v1/models", summary="The models that are served", answer=answers.ModelList),
+    Operation(path="/v1/models/{model}", summary="One of them", answer=answers.Model),
+    Operation(path="/health", summary="The HTTP process is alive", answer=answers.Status, is_open=True),
+    Operation(
+        path="/ready", summary="Every process is ready", answer=answers.Status, statuses=(200, 503), is_open=True
+    ),
+    Operation(path="/version", summary="The server's version", answer=answers.Version, is_open=True),
+    Operation(path="/metrics", summary="Metrics, as Prometheus reads them", media_type="text/plain", is_open=True),
+    Operation(path="/openapi.json", summary="This description, for programs", is_open=True),
+    Operation(path="/docs", summary="This description, for people", media_type="text/html", is_open=True),
+)
+
+
+def document(version: str) -> Document:
+    """The whole document. ``version``: of the server."""
+    kinds: set[type[msgspec.Struct]] = {answers.ErrorEnvelope}
+    for operation in OPERATIONS:
+        kinds |= {kind for kind in (operation.answer, operation.event) if kind is not None}
+        if operation.body is not None:
+            kinds.add(described(operation.body))
+    _, schemas = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=SCHEMAS)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "tokservice", "version": version, "description": DESCRIPTION},
+        "servers": [{"url": "/"}],
+        "security": [{}, {"bearer": []}],
+        "paths": {operation.path: {operation.method: _operation(operation)} for operation in OPERATIONS},
+        "components": {
+            "schemas": dict(sorted(schemas.items())),
+            "responses": {"Error": _response("An error", {JSON: _schema(answers.ErrorEnvelope)})},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    name = re.sub(r"\W+", "_", f"{operation.method}{operation.path}").strip("_")
+    entry: dict[str, Any] = {"operationId": name, "summary": operation.summary}
+    if operation.is_open:
+        entry["security"] = []
+    if "{model}" in operation.path:
+        entry["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if operation.body is not None:
+        examples = {name: {"value": example} for name, example in operation.examples.items()}
+        entry["requestBody"] = {
+            "required": True,
+            "content": {JSON: {**_schema(operation.body), "examples": examples}},
+        }
+    content = {operation.media_type: _schema(operation.answer) if operation.answer else {"schema": {}}}
+    if operation.event is not None:
+        content[EVENTS] = _schema(operation.event)
+    responses = {str(status): _response(HTTPStatus(status).phrase, content) for status in operation.statuses}
+    return {**entry, "responses": responses | _errors(operation)}
+
+
+def _errors(operation: Operation) -> dict[str, Any]:
+    statuses: Sequence[int] = (405,) if operation.is_open else POST_ERRORS if operation.body else GET_ERRORS
+    return {str(status): {"$ref": "#/components/responses/Error"} for status in statuses}
+
+
+def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": content}
+
+
+def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"schema": {"$ref": SCHEMAS.format(name=kind.__name__)}}

@@ -28,6 +28,7 @@ from tokservice.runtime.config import EngineConfig, SimulatedConfig
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason, SamplingParams
 
 FORCED_BIAS = 100.0
+TOKEN_BUDGET = 2048  # where the configuration leaves it to the engine
 _MASK = 2**64 - 1
 
 
@@ -129,7 +130,7 @@ class SimulatedEngine:
         if not self._running:
             return outputs
         rate = self.simulated.prefill_tokens_per_s
-        budget = self.config.max_num_batched_tokens if rate else math.inf
+        budget = (self.config.max_num_batched_tokens or TOKEN_BUDGET) if rate else math.inf
         num_prefilled = 0
         for choice in self._running:
             chunk = int(min(choice.num_to_prefill, budget - num_prefilled))

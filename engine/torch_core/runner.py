@@ -24,6 +24,8 @@ from engine.torch_core.weights import Checkpoint
 from tokservice.runtime.config import Config
 from tokservice.wire.errors import StartupError
 
+CPU_TOKEN_BUDGET = 256  # a step of so many prompt tokens takes some 0.3 s: what a long prompt may delay streams
+GPU_TOKEN_BUDGET = 4096
 DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -78,7 +80,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     num_blocks = _num_blocks(cache_tokens, settings.block_size)
     max_len = min(max_len, num_blocks * settings.block_size)
     model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len)
-    budget = settings.max_num_batched_tokens
+    budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(
         model=model,
@@ -100,13 +102,12 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         raise StartupError("engine.weight_format is for a CPU: on a GPU choose model.dtype")
     dtype = DTYPES[config.model.dtype]
     model = _load_model(spec, checkpoint, "plain", device, dtype, max_len)
+    budget = settings.max_num_batched_tokens or GPU_TOKEN_BUDGET
     cache_tokens = settings.kv_cache_tokens
     if not cache_tokens:
         free, total = torch.cuda.mem_get_info(device)
         # Logits and activations of a full step stay outside the cache.
-        step_bytes = (
-            8 * settings.max_num_seqs * spec.vocab_size + 64 * settings.max_num_batched_tokens * spec.hidden_size
-        )
+        step_bytes = 8 * settings.max_num_seqs * spec.vocab_size + 64 * budget * spec.hidden_size
         room = int(total * settings.gpu_memory_utilization) - (total - free) - step_bytes
         cache_tokens = max(room, 0) // GatherAttention.bytes_per_token(spec, dtype)
     num_blocks = _num_blocks(cache_tokens, settings.block_size)
@@ -119,7 +120,7 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         num_blocks=num_blocks,
         max_model_len=min(max_len, num_blocks * settings.block_size),
         max_lookup_tokens=1,
-        max_batched_tokens=settings.max_num_batched_tokens,
+        max_batched_tokens=budget,
     )
 
 

@@ -51,7 +51,7 @@ class ScoredToken(Answer):
     bytes: list[int]
 
 
-class ChatLogprob(ScoredToken):
+class ChatLogprob(ScoredToken, kw_only=True):
     """The token that came, and the most likely ones."""
 
     top_logprobs: list[ScoredToken]
@@ -79,7 +79,7 @@ class ScoredId(Answer):
     logprob: float
 
 
-class GenerateLogprob(ScoredId):
+class GenerateLogprob(ScoredId, kw_only=True):
     """The token that came, and the most likely ones."""
 
     top_logprobs: list[ScoredId]
@@ -121,7 +121,7 @@ class AssistantMessage(Answer):
 
     role: typing.Literal["assistant"]
     content: str | None
-    reasoning_content: str | None | UnsetType = UNSET
+    reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[AnsweredToolCall] | UnsetType = UNSET
 
 
@@ -129,7 +129,7 @@ class MessageDelta(Answer):
     """What an event adds to the message."""
 
     role: typing.Literal["assistant"] | UnsetType = UNSET
-    content: str | None | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
@@ -152,14 +152,14 @@ class CompletionText(Answer):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class CompletionChoice(CompletionText):
+class CompletionChoice(CompletionText, kw_only=True):
     """A completion; choice ``i * n + j`` is the j-th of prompt i."""
 
     finish_reason: Finish
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class CompletionChunkChoice(CompletionText):
+class CompletionChunkChoice(CompletionText, kw_only=True):
     """What an event adds to a completion."""
 
     finish_reason: Finish | None
@@ -193,14 +193,14 @@ class OutputIds(Answer):
     logprobs: list[GenerateLogprob] | None
 
 
-class GenerateChoice(OutputIds):
+class GenerateChoice(OutputIds, kw_only=True):
     """The ids of an output."""
 
     finish_reason: Finish
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class GenerateChunkChoice(OutputIds):
+class GenerateChunkChoice(OutputIds, kw_only=True):
     """What an event adds to an output."""
 
     finish_reason: Finish | None
@@ -217,7 +217,7 @@ class Generated(Answer):
     model: str
 
 
-class Completion(Generated):
+class Completion(Generated, kw_only=True):
     """The body of a completion."""
 
     object: typing.Literal["text_completion"]
@@ -225,15 +225,15 @@ class Completion(Generated):
     usage: Usage
 
 
-class CompletionChunk(Generated):
+class CompletionChunk(Generated, kw_only=True):
     """An event of a streamed completion."""
 
     object: typing.Literal["text_completion"]
     choices: list[CompletionChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
-class ChatCompletion(Generated):
+class ChatCompletion(Generated, kw_only=True):
     """The body of a chat completion."""
 
     object: typing.Literal["chat.completion"]
@@ -243,16 +243,16 @@ class ChatCompletion(Generated):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
-class ChatCompletionChunk(Generated):
+class ChatCompletionChunk(Generated, kw_only=True):
     """An event of a streamed chat completion."""
 
     object: typing.Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-class GeneratedIds(Generated):
+class GeneratedIds(Generated, kw_only=True):
     """The body of ``/generate``."""
 
     object: typing.Literal["generate"]
@@ -260,12 +260,12 @@ class GeneratedIds(Generated):
     usage: Usage
 
 
-class GeneratedIdsChunk(Generated):
+class GeneratedIdsChunk(Generated, kw_only=True):
     """An event of a streamed ``/generate``."""
 
     object: typing.Literal["generate.chunk"]
     choices: list[GenerateChunkChoice]
-    usage: Usage | None | UnsetType = UNSET
+    usage: Usage | UnsetType | None = UNSET
 
 
 class Tokens(Answer):

@@ -85,7 +85,8 @@ class Encoder:
         except BaseException as error:
             if self._reference is self._backend:
                 raise
-            log.warning("the reference encodes what %s cannot: %s", self._backend.name, str(error)[:200])
+            kind = type(error).__name__  # its text may hold some of the prompt
+            log.warning("%s failed, the reference encodes error=%s num_chars=%d", self._backend.name, kind, len(text))
         reference = self._load_reference()
         return reference.encode(text, add_special_tokens=add_special_tokens, special_as_text=special_as_text)
 

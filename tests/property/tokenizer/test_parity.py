@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from tokservice.tokenizer import self_test
 from tokservice.tokenizer.backends import Backend
 from tokservice.tokenizer.fastokens_backend import FastokensBackend
 from tokservice.tokenizer.hf_backend import HuggingFaceBackend
+from tokservice.tokenizer.length_guard import max_chars_per_token
 
 NUM_TEXTS = 300
 NUM_TEXTS_SLOW = 20_000
@@ -25,12 +27,14 @@ class Pair:
     fast: Backend
     reference: Backend
     typed: list[str]  # some of the added tokens
+    max_chars_per_token: int
 
     def check(self, text: str, *, both: bool) -> None:
         for other in (False, True):  # special tokens added and typed ones as text, or neither
             ids = self.fast.encode(text, add_special_tokens=other, special_as_text=other)
             expected = self.reference.encode(text, add_special_tokens=other, special_as_text=other)
             assert ids == expected, ascii(text)
+        assert len(text) <= self.max_chars_per_token * len(ids), ascii(text)
         if both:
             assert self.fast.decode(ids) == self.reference.decode(ids), ascii(text)
 
@@ -39,8 +43,10 @@ class Pair:
 def pair(request: pytest.FixtureRequest) -> Pair:
     path = real_tokenizers.model_dir(request.param) / "tokenizer.json"
     reference = HuggingFaceBackend(path)
+    bound = max_chars_per_token(orjson.loads(path.read_bytes()))
+    assert bound is not None
     added = sorted(token.content for token in reference.added_tokens().values())
-    return Pair(FastokensBackend(path), reference, added[:: max(1, len(added) // 60)])
+    return Pair(FastokensBackend(path), reference, added[:: max(1, len(added) // 60)], bound)
 
 
 def test_the_self_test_passes(pair: Pair) -> None:

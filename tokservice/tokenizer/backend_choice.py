@@ -40,11 +40,9 @@ def choose(model_dir: Path, wanted: str) -> Choice:
     start_s = time.perf_counter()
     path = model_dir / "tokenizer.json"
     try:
-        file = path.read_bytes()
+        facts, record = known.recall(path.read_bytes())
     except OSError as error:
         raise StartupError(f"cannot read {path}, which the model's folder needs: {error.strerror}") from error
-    try:
-        facts, record = known.recall(file)
     except StartupError as error:
         raise StartupError(f"cannot read {path}: {error}") from error
     match wanted:
@@ -54,7 +52,6 @@ def choose(model_dir: Path, wanted: str) -> Choice:
             choice = Choice(_load_fastokens(path), facts, "as configured, untested")
         case _:
             choice = _proven(path, facts)
-    choice.backend.encode(self_test.long_text(), add_special_tokens=True)  # the first long text is slow in any library
     if choice.known != facts:
         known.remember(choice.known, record)
     return_freed_memory()  # of examining, and of the reference
@@ -67,7 +64,7 @@ def load_reference(path: Path) -> Backend:
     """The back end that the others must equal. Raises StartupError."""
     from tokservice.tokenizer.hf_backend import HuggingFaceBackend
 
-    return HuggingFaceBackend(path)
+    return _warm(HuggingFaceBackend(path))
 
 
 def _load_fastokens(path: Path) -> Backend:
@@ -76,7 +73,7 @@ def _load_fastokens(path: Path) -> Backend:
     def load() -> Backend:
         from tokservice.tokenizer.fastokens_backend import FastokensBackend
 
-        return FastokensBackend(path)
+        return _warm(FastokensBackend(path))
 
     return _guarded(load, f"fastokens cannot load {path.name}")
 
@@ -99,6 +96,12 @@ def _proven(path: Path, facts: Known) -> Choice:
     if difference:
         return Choice(reference, facts, f"fastokens has {difference}")
     return Choice(candidate, facts, "equal to the reference")
+
+
+def _warm(backend: Backend) -> Backend:
+    """The first long text is slow: it fills caches and touches the tables."""
+    backend.encode(self_test.long_text(), add_special_tokens=True)
+    return backend
 
 
 def _guarded(call: Callable[[], T], what: str) -> T:

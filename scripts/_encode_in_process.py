@@ -1,11 +1,11 @@
 """What a server that encodes in its HTTP process does to its event loop. A process of its own for each way.
 
-    python scripts/_encode_in_process.py PLAN
+    python scripts/_encode_in_process.py
 
-PLAN is a JSON file: {how, tokenizer, seconds, scenarios: [{name, num_clients, prompts}]}. On one uvloop there are
-32 streams that tick every 20 ms, the heartbeat that the HTTP process of this project has too, and clients that
-have prompts encoded, each the next one as soon as the last is done. Prints one JSON line: for each scenario the
-histogram of the heartbeat's lag, and how many prompts were encoded.
+Reads a plan in JSON: {how, tokenizer, seconds, num_streams, scenarios: [{name, clients: [[number, prompts], ...]}]}.
+On one uvloop there are streams that tick every 20 ms, the heartbeat that the HTTP process of this project has too,
+and clients that have prompts encoded, each the next one as soon as the last is done. Prints one JSON line: for each
+scenario the histogram of the heartbeat's lag, and how many prompts were encoded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +25,49 @@ from _scrape import Histogram
 from tokenizers import Tokenizer
 
 from api.loop_lag import LoopLag
-from tokservice.runtime.metrics import Metrics
+from tokservice.runtime.metrics import LOOP_LAG, Metrics
 
 NUM_STREAMS = 32
 STEP_S = 0.02
 HEARTBEAT_S = 0.001
 SETTLE_S = 0.5
+TIMEOUT_S = 300.0
 
 Encode = Callable[[str], Awaitable[list[int]]]
+Clients = Sequence[tuple[int, Sequence[str]]]  # groups: how many, and the prompts that they take in turn
+
+
+def encode_in_process(
+    how: str, folder: Path, scenarios: Mapping[str, Clients], seconds: float, num_streams: int = NUM_STREAMS
+) -> dict[str, tuple[Histogram, int]]:
+    """Have a process encode; the lag and the number of prompts by scenario. Raises subprocess.SubprocessError."""
+    plan = {
+        "how": how,
+        "tokenizer": str(folder / "tokenizer.json"),
+        "seconds": seconds,
+        "num_streams": num_streams,
+        "scenarios": [{"name": name, "clients": clients} for name, clients in scenarios.items()],
+    }
+    run = subprocess.run(
+        [sys.executable, __file__],
+        input=json.dumps(plan),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    return {
+        name: (Histogram((*LOOP_LAG, math.inf), tuple(found["lag_counts"])), found["num_prompts"])
+        for name, found in json.loads(run.stdout).items()
+    }
+
+
+# --- the process itself ---------------------------------------------------------------------------------------
 
 
 def main() -> int:
     """Run the plan."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    print(json.dumps(uvloop.run(_run(plan))))
+    print(json.dumps(uvloop.run(_run(json.load(sys.stdin)))))
     return 0
 
 
@@ -45,7 +76,7 @@ async def _run(plan: dict[str, Any]) -> dict[str, Any]:
     await encode("Warm up.")
     metrics = Metrics()
     LoopLag(asyncio.get_running_loop(), HEARTBEAT_S, metrics)
-    streams = [asyncio.create_task(_stream()) for _ in range(NUM_STREAMS)]
+    streams = [asyncio.create_task(_stream()) for _ in range(plan["num_streams"])]
     found = {
         scenario["name"]: await _scenario(scenario, encode, metrics, plan["seconds"]) for scenario in plan["scenarios"]
     }
@@ -55,17 +86,21 @@ async def _run(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _scenario(scenario: dict[str, Any], encode: Encode, metrics: Metrics, seconds: float) -> dict[str, Any]:
-    prompts = itertools.cycle(scenario["prompts"])
     num_encoded = itertools.count()
     running = True
 
-    async def client() -> None:
+    async def client(prompts: Iterator[str]) -> None:
         while running:
             await encode(next(prompts))
             next(num_encoded)
             await asyncio.sleep(0)
 
-    clients = [asyncio.create_task(client()) for _ in range(scenario["num_clients"])]
+    clients = [
+        asyncio.create_task(client(source))
+        for number, prompts in scenario["clients"]
+        for source in (itertools.cycle(prompts),)
+        for _ in range(number)
+    ]
     await asyncio.sleep(SETTLE_S)
     before, encoded_before = Histogram.of_lag(metrics), next(num_encoded)
     await asyncio.sleep(seconds)

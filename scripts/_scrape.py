@@ -76,6 +76,10 @@ class Page:
         """The values of a per-process metric."""
         return {labels["process"]: value for labels, value in self._series.get(name, ())}
 
+    def total(self, name: str) -> float:
+        """The sum of a metric over all processes and labels."""
+        return sum(value for _, value in self._series.get(name, ()))
+
     def lag(self) -> Histogram | None:
         """The lag of the API processes' loops, all together."""
         rows: dict[str, list[tuple[float, float]]] = {}

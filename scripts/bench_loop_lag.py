@@ -20,13 +20,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import logging
-import math
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,22 +32,18 @@ from typing import Any
 
 import uvloop
 from _client import Answer, Target, closed_loop
-from _corpus import text
-from _encode_in_process import HEARTBEAT_S, NUM_STREAMS, STEP_S
-from _qwen3 import qwen3_folder
+from _encode_in_process import HEARTBEAT_S, NUM_STREAMS, STEP_S, encode_in_process
+from _prompts import Prompts, benchmark_tokenizer
 from _report import json_line, significant, spread, table
 from _scrape import Histogram, fresh_page
 from _server import running_server
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from tokservice.models.default_model import ensure_default_model
-from tokservice.runtime.metrics import LOOP_LAG
 from tokservice.wire.errors import StartupError
 
 NUM_TEXTS = 16
 STREAM_TOKENS = 1_000_000  # more than a stream gets to see
-IN_PROCESS_TIMEOUT_S = 300.0
 SHARES = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
 
 IDLE = "no prompts"
@@ -94,7 +87,7 @@ def main() -> int:
     arguments = _parse()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        folder = arguments.tokenizer or _default_tokenizer()
+        folder = arguments.tokenizer or benchmark_tokenizer()
         scenarios = _scenarios(folder, *arguments.prompt_tokens)
         outcomes = _measure(folder, scenarios, arguments)
     except (RuntimeError, StartupError, OSError, subprocess.SubprocessError) as error:
@@ -110,7 +103,7 @@ def main() -> int:
 def _measure(folder: Path, scenarios: list[Scenario], arguments: argparse.Namespace) -> Outcomes:
     outcomes: Outcomes = defaultdict(list)
     busy = scenarios[1:]
-    with tempfile.TemporaryDirectory() as scratch, tqdm(total=4 * arguments.repeats, disable=None) as bar:
+    with tqdm(total=len(TITLES) * arguments.repeats, disable=None) as bar:
         for _ in range(arguments.repeats):
             for how in TITLES:
                 bar.set_description(TITLES[how])
@@ -118,7 +111,7 @@ def _measure(folder: Path, scenarios: list[Scenario], arguments: argparse.Namesp
                     found = _whole(folder, scenarios, arguments.seconds)
                 else:
                     plan = scenarios if how == ON_LOOP else busy  # a loop at rest is the same for all three
-                    found = _in_process(how, folder, plan, arguments.seconds, Path(scratch) / "plan.json")
+                    found = _in_process(how, folder, plan, arguments.seconds)
                 for name, outcome in found.items():
                     outcomes[name, how].append(outcome)
                 bar.update()
@@ -128,24 +121,9 @@ def _measure(folder: Path, scenarios: list[Scenario], arguments: argparse.Namesp
 # --- in this process's place: a, b, c -------------------------------------------------------------------------
 
 
-def _in_process(
-    how: str, folder: Path, scenarios: list[Scenario], seconds: float, plan_file: Path
-) -> dict[str, Outcome]:
-    plan = {
-        "how": how,
-        "tokenizer": str(folder / "tokenizer.json"),
-        "seconds": seconds,
-        "scenarios": [
-            {"name": item.name, "num_clients": item.num_clients, "prompts": item.prompts} for item in scenarios
-        ],
-    }
-    plan_file.write_text(json.dumps(plan))
-    command = [sys.executable, str(Path(__file__).with_name("_encode_in_process.py")), str(plan_file)]
-    run = subprocess.run(command, stdout=subprocess.PIPE, timeout=IN_PROCESS_TIMEOUT_S, check=True)
-    return {
-        name: Outcome(Histogram((*LOOP_LAG, math.inf), tuple(found["lag_counts"])), found["num_prompts"])
-        for name, found in json.loads(run.stdout).items()
-    }
+def _in_process(how: str, folder: Path, scenarios: list[Scenario], seconds: float) -> dict[str, Outcome]:
+    clients = {item.name: [(item.num_clients, item.prompts)] for item in scenarios}
+    return {name: Outcome(*found) for name, found in encode_in_process(how, folder, clients, seconds).items()}
 
 
 # --- d: the whole system --------------------------------------------------------------------------------------
@@ -210,30 +188,15 @@ async def _over_http(target: Target, scenario: Scenario, seconds: float) -> Outc
 
 
 def _scenarios(folder: Path, long_tokens: int, huge_tokens: int) -> list[Scenario]:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompts = Prompts(Tokenizer.from_file(str(folder / "tokenizer.json")), max(long_tokens, huge_tokens))
     long, huge = (f"{number / 1000:g}k" for number in (long_tokens, huge_tokens))
-    long_prompts = [_prompt(tokenizer, long_tokens, seed) for seed in range(NUM_TEXTS)]
+    long_prompts = prompts.cuts(long_tokens, NUM_TEXTS)
     return [
         Scenario(IDLE, 0, []),
         Scenario(f"1 x {long}", 1, long_prompts),
         Scenario(f"16 x {long}", 16, long_prompts),
-        Scenario(f"1 x {huge}", 1, [_prompt(tokenizer, huge_tokens, NUM_TEXTS)]),
+        Scenario(f"1 x {huge}", 1, [prompts.cut(huge_tokens)]),
     ]
-
-
-def _prompt(tokenizer: Tokenizer, num_tokens: int, seed: int) -> str:
-    """A text of so many tokens (an encoding cut at a token may come out one longer or shorter)."""
-    source = text(num_tokens * 6, seed)
-    offsets = tokenizer.encode_batch([source], add_special_tokens=False)[0].offsets
-    return source[: offsets[num_tokens - 1][1]]
-
-
-def _default_tokenizer() -> Path:
-    try:
-        return qwen3_folder()
-    except RuntimeError as error:
-        print(f"{error}; taking the default model's tokenizer", file=sys.stderr)
-        return ensure_default_model()
 
 
 # --- figures --------------------------------------------------------------------------------------------------

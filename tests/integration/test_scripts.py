@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import socket
@@ -37,10 +38,10 @@ def nobody() -> Iterator[str]:
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
     """The script, to its end."""
     command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
 
 
 def load_test(server: Server, *arguments: str, key: str = API_KEY) -> tuple[dict[str, Any], int]:
@@ -160,3 +161,27 @@ def test_bench_loop_lag_measures_every_way(tmp_path: Path) -> None:
     assert {how for _, how in rows} == ways
     assert len(rows) == 3 * len(ways) + 2
     assert all(run["beats"] > 0 for runs in rows.values() for run in runs)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        pytest.param(("lag",), id="lag"),
+        pytest.param(("short", "overhead", "capacity", "throughput", "growth"), id="others", marks=pytest.mark.slow),
+    ],
+)
+def test_bench_front_end_measures_every_section(tmp_path: Path, sections: tuple[str, ...]) -> None:
+    """The program itself, on small prompts and few streams: nothing fails, every figure is there, it draws."""
+    folder = write_model(tmp_path / "tiny", byte_level())
+    small = ("--tokenizer", str(folder), "--quick", "--seconds", "0.3", "--shrink", "50")
+    picture = tmp_path / "curves.png"
+    result = run("bench_front_end.py", *small, "--backends", "hf", "--only", ",".join(sections), "--png", str(picture))
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert tuple(record["sections"]) == sections
+    for name, section in record["sections"].items():
+        assert f"=== {name} (" in result.stdout
+        assert all(check["value"] > 0 for check in section["checks"]), section["checks"]
+    assert not re.findall(r'"errors": \{[^}]', result.stdout)
+    if importlib.util.find_spec("matplotlib"):
+        assert picture.read_bytes().startswith(b"\x89PNG")

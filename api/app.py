@@ -37,6 +37,8 @@ ROUTES = {
     "/generate": Route.GENERATE,
     "/tokenize": Route.TOKENIZE,
     "/detokenize": Route.DETOKENIZE,
+    "/v1/messages": Route.MESSAGES,
+    "/v1/messages/count_tokens": Route.COUNT_TOKENS,
 }
 OPEN_PATHS = {"/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs"}  # no API key needed
 HEALTH = "/health"
@@ -75,6 +77,7 @@ class App:
     def begin(self, exchange: Exchange) -> None:
         """A request's head is here: answer from it, or let the body come."""
         path = exchange.path
+        exchange.route = ROUTES.get(path, 0)
         is_open = path in OPEN_PATHS
         if exchange.line.is_surplus:
             exchange.keep_alive = False
@@ -82,7 +85,7 @@ class App:
             exchange.respond_error(TOO_MANY_CONNECTIONS, close=True)
         elif not is_open and not self._is_authorized(exchange):
             exchange.respond_error(UNAUTHORIZED)
-        elif path in ROUTES:
+        elif exchange.route:
             self._begin_post(exchange)
         else:
             self._begin_get(exchange)
@@ -98,7 +101,7 @@ class App:
             if exchange.complete:
                 self._router.body_chunk(exchange, exchange.take_body(), complete=True)
         elif exchange.complete:
-            self._router.submit(exchange, ROUTES[exchange.path], exchange.take_body(), complete=True)
+            self._router.submit(exchange, exchange.take_body(), complete=True)
 
     def abandoned(self, exchange: Exchange) -> None:
         """Nobody waits for the answer any more."""
@@ -115,10 +118,11 @@ class App:
     def _is_authorized(self, exchange: Exchange) -> bool:
         if not self._api_keys:
             return True
-        scheme, _, key = exchange.headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, bearer = exchange.headers.get(b"authorization", b"").partition(b" ")
+        given = (bearer.strip() if scheme.lower() == b"bearer" else b"", exchange.headers.get(b"x-api-key", b""))
         # Every key is compared, so that the time says nothing about them.
-        known = sum(hmac.compare_digest(key.strip(), api_key) for api_key in self._api_keys)
-        return known > 0 and scheme.lower() == b"bearer"
+        known = sum(hmac.compare_digest(key, api_key) for key in given for api_key in self._api_keys)
+        return known > 0
 
     def _begin_post(self, exchange: Exchange) -> None:
         if exchange.method != b"POST":
@@ -129,7 +133,7 @@ class App:
             exchange.respond_error(error, close=error in (DRAINING, BODY_TOO_LARGE))
             return
         if not 0 <= exchange.content_length <= SMALL_BODY_BYTES:
-            self._router.submit(exchange, ROUTES[exchange.path], b"", complete=False)  # admission before the body
+            self._router.submit(exchange, b"", complete=False)  # admission before the body
         if not exchange.is_answered:
             exchange.invite_body()
 

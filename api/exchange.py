@@ -45,6 +45,7 @@ class Exchange:
         self.method = b""
         self.target = b""
         self.path = ""
+        self.route = 0  # once it is this request's turn: wire.messages.Route, or 0 for pages
         self.headers: dict[bytes, bytes] = {}  # names in lower case; of a repeated one the last
         self.http_1_1 = True
         self.keep_alive = False  # the connection stays open after the response
@@ -107,8 +108,8 @@ class Exchange:
             self._write_answer()
 
     def respond_error(self, error: RequestError, *, close: bool = False, allow: bytes = b"") -> None:
-        """The error's envelope."""
-        self.respond(error.status, JSON, error.body(), close=close, allow=allow)
+        """The error in the envelope that the route's clients read."""
+        self.respond(error.status, JSON, error.body(self.route), close=close, allow=allow)
 
     def request_arrived(self) -> None:
         """The request is whole: give the answer that waited for it."""

@@ -20,7 +20,6 @@ from tokservice.wire.messages import (
     ReadyBytes,
     ReadyFlags,
     Role,
-    Route,
     Submit,
     Topology,
 )
@@ -65,7 +64,7 @@ class RouterClient:
             self._line = LoopChannel(self._loop, channel, self._on_message, self._resume_uploads)
             self._router = router.identity
 
-    def submit(self, exchange: Exchange, route: Route, body: bytes, *, complete: bool) -> None:
+    def submit(self, exchange: Exchange, body: bytes, *, complete: bool) -> None:
         """Begin a request, with the first piece of its body."""
         exchange.request_id = f"{self._process.identity}:{next(self._counter)}"
         if self._line is None:
@@ -73,7 +72,7 @@ class RouterClient:
             return
         self._open[exchange.request_id] = exchange
         frames = (body,) if body else ()
-        self._send(exchange, Submit(exchange.request_id, route, exchange.content_length, complete, frames))
+        self._send(exchange, Submit(exchange.request_id, exchange.route, exchange.content_length, complete, frames))
 
     def body_chunk(self, exchange: Exchange, data: bytes, *, complete: bool) -> None:
         """Send more of its body."""
@@ -114,7 +113,7 @@ class RouterClient:
         failed, self._open = self._open, {}
         for exchange in failed.values():
             if exchange.started:
-                exchange.send(sse_error(error), last=True)
+                exchange.send(sse_error(error, exchange.route), last=True)
             else:
                 exchange.respond_error(error)
         self._resume_uploads()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 import httpx
 import msgspec
 import pytest
 
 from tests.helpers.server import running_server
-from tests.helpers.sse import events
 from tokservice.protocol.answers import ErrorEnvelope
 from tokservice.protocol.openapi import OPERATIONS, Operation
+from tokservice.wire.errors import SSE_DONE
 
 POSTS = [operation for operation in OPERATIONS if operation.body]
 GETS = [operation for operation in OPERATIONS if not operation.body]
@@ -30,16 +30,19 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"prompt_token_ids": [[5, 6], [7]], "sampling_params": {"max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}},
     ],
 }
-WITH_USAGE = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+WITH_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 def check(operation: Operation, answer: httpx.Response) -> None:
     """The answer has exactly the described shape."""
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
-        assert operation.event is not None
-        for event in events(answer.content):
-            msgspec.convert(event, operation.event)
+        data = answer.content
+        if operation.error is ErrorEnvelope:
+            assert data.endswith(SSE_DONE)
+            data = data.removesuffix(SSE_DONE)
+        for event in data.decode().split("\n\n")[:-1]:
+            msgspec.json.decode(event.rpartition("data: ")[2], type=Union[operation.events])  # noqa: UP007
     else:
         assert answer.headers["content-type"].partition(";")[0] == operation.media_type
         if operation.answer is not None:
@@ -49,8 +52,9 @@ def check(operation: Operation, answer: httpx.Response) -> None:
 @pytest.mark.parametrize("operation", POSTS, ids=lambda operation: operation.path)
 def test_answers_have_the_described_shape(client: httpx.Client, operation: Operation) -> None:
     bodies = [*operation.examples.values(), *SHAPES.get(operation.path, [])]
-    if operation.event is not None:
-        bodies += [_without_scores(body) | WITH_USAGE for body in bodies]
+    if operation.events:
+        usage = WITH_USAGE if operation.error is ErrorEnvelope else {}
+        bodies += [_without_scores(body) | {"stream": True} | usage for body in bodies]
     for body in bodies:
         check(operation, client.post(operation.path, json=body))
 
@@ -79,7 +83,7 @@ def test_errors_have_the_described_shape(client: httpx.Client, operation: Operat
     ):
         assert answer.status_code >= 400
         assert str(answer.status_code) in document["responses"]
-        msgspec.json.decode(answer.content, type=ErrorEnvelope)
+        msgspec.json.decode(answer.content, type=operation.error)
 
 
 def test_calls_and_thoughts_have_the_described_shape() -> None:
@@ -87,7 +91,7 @@ def test_calls_and_thoughts_have_the_described_shape() -> None:
     call = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Paris"}}\n</tool_call>'
     body = chat.examples["tool"] | {"guided_choice": ["<think>hm</think>" + call], "max_tokens": 60}
     with running_server("--set", "model.reasoning_parser=think") as server:
-        for shape in (body, body | WITH_USAGE):
+        for shape in (body, body | {"stream": True} | WITH_USAGE):
             answer = httpx.post(f"{server.url}{chat.path}", json=shape, timeout=60, trust_env=False)
             check(chat, answer)
             assert "reasoning_content" in answer.text

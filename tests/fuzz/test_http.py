@@ -168,7 +168,7 @@ class FakeRouter:
     num_submitted: int = 0
     held_bytes: int = 0
 
-    def submit(self, exchange: Exchange, route: int, body: bytes, *, complete: bool) -> None:
+    def submit(self, exchange: Exchange, body: bytes, *, complete: bool) -> None:
         assert not exchange.request_id
         self.num_submitted += 1
         exchange.request_id = f"r{self.num_submitted}"

@@ -19,7 +19,17 @@ from tokservice.wire.messages import FinishReason
 class ChoiceText:
     """The text of one choice, and how it ended."""
 
-    __slots__ = ("_include_stop", "_log", "_matcher", "_min_tokens", "_stream", "finish_reason", "is_cut", "num_tokens")
+    __slots__ = (
+        "_include_stop",
+        "_log",
+        "_matcher",
+        "_min_tokens",
+        "_stream",
+        "finish_reason",
+        "is_cut",
+        "num_tokens",
+        "stop_string",
+    )
 
     def __init__(
         self,
@@ -37,6 +47,7 @@ class ChoiceText:
         self._log = log
         self.num_tokens = 0  # consumed
         self.is_cut = False  # a stop string ended it
+        self.stop_string = ""  # this one
         self.finish_reason = FinishReason.RUNNING
 
     def push(self, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None = None) -> str:
@@ -96,7 +107,7 @@ class ChoiceText:
             return self._count(text, text)
         shown, self.is_cut = self._matcher.push(text, include_stop=self._include_stop)
         if self.is_cut:
-            self.finish_reason = FinishReason.STOP
+            self.finish_reason, self.stop_string = FinishReason.STOP, self._matcher.matched
         return self._count(text, shown)
 
     def _count(self, decoded: str, shown: str) -> str:

@@ -38,6 +38,7 @@ class Detail:
     def piece(self, choice: ChoiceText, shown: str) -> Piece:
         """What there is to say after some tokens of the choice, whose text is ``shown``."""
         piece = Piece(self._parts(shown, ended=bool(choice.finish_reason)), finish=choice.finish_reason)
+        piece.stop_string = choice.stop_string
         if not self._has_begun:
             self._has_begun = True
             piece.prompt = self._report(self.prompt_rows)

@@ -19,8 +19,8 @@ from tokservice.detokenizer.token_names import TokenNames
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.protocol.parts import Kind, Part, Piece, merged
-from tokservice.protocol.responses import response_format, usage_json
+from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
+from tokservice.protocol.responses import response_format
 from tokservice.wire.errors import ENGINE_FAILED, WireError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
@@ -183,13 +183,13 @@ class Responder:
         elif not (shown or finish):
             return b""
         else:
-            piece = Piece([Part(Kind.CONTENT, shown)] if shown else [], finish=finish)
+            parts = [Part(Kind.CONTENT, shown)] if shown else []
+            piece = Piece(parts, finish=finish, stop_string=text.stop_string)
         if not self._context.stream:
             self._pieces[choice].append(piece)
             return b""
         first, self._shown[choice] = not self._shown[choice], True
-        usage = self._choice_usage(choice) if self._context.continuous_usage else b""
-        return self._format.event(choice, piece, first=first, usage=usage)
+        return self._format.event(choice, piece, first=first, usage=self._choice_usage(choice))
 
     def _close(self, fed: Fed) -> Fed:
         """The end of the response, once every choice has ended."""
@@ -197,8 +197,7 @@ class Responder:
         if any(text.finish_reason == FinishReason.ABORT for text in self._choices):
             return fed._replace(last=True)
         if self._context.stream:
-            usage = self._usage() if self._context.include_usage else b""
-            return fed._replace(data=fed.data + self._format.closing(usage), last=True)
+            return fed._replace(data=fed.data + self._format.closing(self._usage()), last=True)
         pieces = [merged(parts) for parts in self._pieces]
         return fed._replace(data=self._format.body(pieces, self._usage()), status=OK, last=True)
 
@@ -206,17 +205,17 @@ class Responder:
         """The engine gave up on one choice: the whole response ends."""
         self._over = True
         if self._context.stream:
-            return fed._replace(data=sse_error(ENGINE_FAILED), last=True)
-        return fed._replace(data=ENGINE_FAILED.body(), status=ENGINE_FAILED.status, last=True)
+            return fed._replace(data=sse_error(ENGINE_FAILED, self._context.route), last=True)
+        return fed._replace(data=ENGINE_FAILED.body(self._context.route), status=ENGINE_FAILED.status, last=True)
 
-    def _usage(self) -> bytes:
+    def _usage(self) -> Usage:
         num_output_tokens = sum(text.num_tokens for text in self._choices)
-        return usage_json(sum(self._context.num_prompt_tokens), num_output_tokens, sum(self._cached))
+        return Usage(sum(self._context.num_prompt_tokens), num_output_tokens, sum(self._cached))
 
-    def _choice_usage(self, choice: int) -> bytes:
+    def _choice_usage(self, choice: int) -> Usage:
         prompt = choice // self._context.n
         num_output_tokens = self._choices[choice].num_tokens
-        return usage_json(self._context.num_prompt_tokens[prompt], num_output_tokens, self._cached[prompt])
+        return Usage(self._context.num_prompt_tokens[prompt], num_output_tokens, self._cached[prompt])
 
 
 def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:

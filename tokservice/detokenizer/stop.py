@@ -71,11 +71,12 @@ def compiled(stops: tuple[str, ...]) -> StopStrings:
 class StopMatcher:
     """The text of one choice on its way through the automaton."""
 
-    __slots__ = ("_held", "_state", "_stops")
+    __slots__ = ("_held", "_state", "_stops", "matched")
 
     def __init__(self, stops: StopStrings) -> None:
         self._stops = stops
         self._state = 0
+        self.matched = ""  # the stop string that was completed
         self._held = ""  # the longest suffix of the text that is a proper prefix of a stop string
 
     def push(self, text: str, *, include_stop: bool) -> tuple[str, bool]:
@@ -88,6 +89,7 @@ class StopMatcher:
             state = stops.next(state, text[end])
             if length := stops.match_length[state]:
                 end += 1
+                self.matched = text[end - length : end]
                 return text[:end] if include_stop else text[: end - length], True
         self._state = state
         cut = len(text) - stops.depth[state]

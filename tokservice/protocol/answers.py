@@ -293,7 +293,7 @@ class ErrorDetail(Answer):
 
 
 class ErrorEnvelope(Answer):
-    """Every error of this server; also the last event of a stream that failed, before ``[DONE]``."""
+    """Every error, but those of Anthropic's API; also the last event of a stream that failed, before ``[DONE]``."""
 
     error: ErrorDetail
 

@@ -67,7 +67,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 
 def _answers(response: dict[str, Any]) -> str:
     if "$ref" in response:
-        return "the envelope of errors"
+        return "an error: " + _type(response)
     return "<br>".join(
         f"{_type(content['schema'])} <code>{escape(kind)}</code>" for kind, content in response["content"].items()
     )

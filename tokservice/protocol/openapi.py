@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from tokservice.protocol import answers, requests
+from tokservice.protocol import answers, anthropic_answers, anthropic_requests, requests
 from tokservice.protocol.described import described
 
 Document = dict[str, Any]
@@ -23,10 +23,18 @@ EVENTS = "text/event-stream"
 SCHEMAS = "#/components/schemas/{name}"
 DESCRIPTION = """\
 A field that is not listed is refused with a 400 that names it; null means the same as leaving a field out. \
-With "stream": true the answer is server-sent events, each an object of the schema given here, and at last [DONE]."""
+With "stream": true the answer is server-sent events, each an object of a schema given here; \
+in OpenAI's API a last one is [DONE]."""
 POST_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503, 504)
 GET_ERRORS = (401, 404, 405)
 CHAT_EXAMPLE = [{"role": "user", "content": "What is the capital of France?"}]
+TOOL_EXAMPLE = {
+    "type": "object",
+    "properties": {"word": {"type": "string", "maxLength": 8}},
+    "required": ["word"],
+    "additionalProperties": False,
+}
+MODEL = "smollm2-135m-instruct"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +46,10 @@ class Operation:
     answer: type[msgspec.Struct] | None = None  # None: no type says more than the media type
     media_type: str = JSON
     body: type[msgspec.Struct] | None = None  # None: a GET
-    event: type[msgspec.Struct] | None = None  # of a streamed answer
+    events: tuple[type[msgspec.Struct], ...] = ()  # of a streamed answer
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     statuses: tuple[int, ...] = (200,)  # with which the answer comes
+    error: type[msgspec.Struct] = answers.ErrorEnvelope
     is_open: bool = False  # no API key is needed
 
     @property
@@ -55,7 +64,7 @@ OPERATIONS = (
         summary="Continue texts, or lists of token ids",
         body=requests.CompletionBody,
         answer=answers.Completion,
-        event=answers.CompletionChunk,
+        events=(answers.CompletionChunk,),
         examples={
             "text": {"prompt": "Once upon a time", "max_tokens": 20},
             "several": {"prompt": ["One, two,", "Un, deux,"], "n": 2, "max_tokens": 8, "temperature": 1, "seed": 1},
@@ -68,7 +77,7 @@ OPERATIONS = (
         summary="Answer a conversation",
         body=requests.ChatBody,
         answer=answers.ChatCompletion,
-        event=answers.ChatCompletionChunk,
+        events=(answers.ChatCompletionChunk,),
         examples={
             "question": {"messages": CHAT_EXAMPLE, "max_tokens": 20},
             "stream": {"messages": CHAT_EXAMPLE, "max_tokens": 20, "stream": True},
@@ -76,18 +85,7 @@ OPERATIONS = (
             "tool": {
                 "messages": CHAT_EXAMPLE,
                 "tools": [
-                    {
-                        "type": "function",
-                        "function": {
-                            "name": "look_up",
-                            "parameters": {
-                                "type": "object",
-                                "properties": {"word": {"type": "string", "maxLength": 8}},
-                                "required": ["word"],
-                                "additionalProperties": False,
-                            },
-                        },
-                    }
+                    {"type": "function", "function": {"name": "look_up", "parameters": TOOL_EXAMPLE}},
                 ],
                 "tool_choice": "auto",
                 "max_tokens": 20,
@@ -99,7 +97,7 @@ OPERATIONS = (
         summary="Token ids in, token ids out",
         body=requests.GenerateBody,
         answer=answers.GeneratedIds,
-        event=answers.GeneratedIdsChunk,
+        events=(answers.GeneratedIdsChunk,),
         examples={"ids": {"prompt_token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 8}}},
     ),
     Operation(
@@ -119,6 +117,34 @@ OPERATIONS = (
         answer=answers.DetokenizedText,
         examples={"ids": {"tokens": [1, 2, 3]}},
     ),
+    Operation(
+        path="/v1/messages",
+        summary="Answer a conversation, in the form of Anthropic's Messages API",
+        body=anthropic_requests.MessagesBody,
+        answer=anthropic_answers.AnsweredMessage,
+        events=anthropic_answers.EVENTS,
+        error=anthropic_answers.MessageError,
+        examples={
+            "question": {"model": MODEL, "max_tokens": 20, "messages": CHAT_EXAMPLE},
+            "stream": {"model": MODEL, "max_tokens": 20, "messages": CHAT_EXAMPLE, "stream": True},
+            "tool": {
+                "model": MODEL,
+                "max_tokens": 20,
+                "system": [{"type": "text", "text": "Use your tools."}],
+                "messages": CHAT_EXAMPLE,
+                "tools": [{"name": "look_up", "input_schema": TOOL_EXAMPLE}],
+                "tool_choice": {"type": "auto"},
+            },
+        },
+    ),
+    Operation(
+        path="/v1/messages/count_tokens",
+        summary="How many tokens such a conversation has",
+        body=anthropic_requests.CountTokensBody,
+        answer=anthropic_answers.TokenCount,
+        error=anthropic_answers.MessageError,
+        examples={"question": {"model": MODEL, "messages": CHAT_EXAMPLE}},
+    ),
     Operation(path="/v1/models", summary="The models that are served", answer=answers.ModelList),
     Operation(path="/v1/models/{model}", summary="One of them", answer=answers.Model),
     Operation(path="/health", summary="The HTTP process is alive", answer=answers.Status, is_open=True),
@@ -134,9 +160,9 @@ OPERATIONS = (
 
 def document(version: str) -> Document:
     """The whole document. ``version``: of the server."""
-    kinds: set[type[msgspec.Struct]] = {answers.ErrorEnvelope}
+    kinds: set[type[msgspec.Struct]] = set()
     for operation in OPERATIONS:
-        kinds |= {kind for kind in (operation.answer, operation.event) if kind is not None}
+        kinds |= {kind for kind in (operation.answer, operation.error, *operation.events) if kind is not None}
         if operation.body is not None:
             kinds.add(described(operation.body))
     _, schemas = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=SCHEMAS)
@@ -144,12 +170,18 @@ def document(version: str) -> Document:
         "openapi": "3.1.0",
         "info": {"title": "tokservice", "version": version, "description": DESCRIPTION},
         "servers": [{"url": "/"}],
-        "security": [{}, {"bearer": []}],
+        "security": [{}, {"bearer": []}, {"key": []}],
         "paths": {operation.path: {operation.method: _operation(operation)} for operation in OPERATIONS},
         "components": {
             "schemas": dict(sorted(schemas.items())),
-            "responses": {"Error": _response("An error", {JSON: _schema(answers.ErrorEnvelope)})},
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "responses": {
+                kind.__name__: _response("An error", {JSON: _schema(kind)})
+                for kind in dict.fromkeys(operation.error for operation in OPERATIONS)
+            },
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -168,20 +200,22 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "content": {JSON: {**_schema(operation.body), "examples": examples}},
         }
     content = {operation.media_type: _schema(operation.answer) if operation.answer else {"schema": {}}}
-    if operation.event is not None:
-        content[EVENTS] = _schema(operation.event)
+    if operation.events:
+        content[EVENTS] = _schema(*operation.events)
     responses = {str(status): _response(HTTPStatus(status).phrase, content) for status in operation.statuses}
     return {**entry, "responses": responses | _errors(operation)}
 
 
 def _errors(operation: Operation) -> dict[str, Any]:
     statuses: Sequence[int] = (405,) if operation.is_open else POST_ERRORS if operation.body else GET_ERRORS
-    return {str(status): {"$ref": "#/components/responses/Error"} for status in statuses}
+    ref = {"$ref": f"#/components/responses/{operation.error.__name__}"}
+    return {str(status): ref for status in statuses}
 
 
 def _response(description: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"description": description, "content": content}
 
 
-def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    return {"schema": {"$ref": SCHEMAS.format(name=kind.__name__)}}
+def _schema(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    refs = [{"$ref": SCHEMAS.format(name=kind.__name__)} for kind in kinds]
+    return {"schema": refs[0] if len(refs) == 1 else {"anyOf": refs}}

@@ -61,6 +61,14 @@ class PromptReport:
     scores: Sequence[TokenEntry] | None = None  # prompt_logprobs, the first token included
 
 
+class Usage(NamedTuple):
+    """Numbers of tokens; the cached ones are among those of the prompt."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+
 @dataclass(slots=True)
 class Piece:
     """What one event, or a whole plain response, says about a choice."""
@@ -75,6 +83,7 @@ class Piece:
     prompt: PromptReport | None = None  # in the first piece
     finish: FinishReason = FinishReason.RUNNING
     calls_tools: bool = False  # a tool call has begun, in this piece or before
+    stop_string: str = ""  # that ended the choice
 
     @property
     def text(self) -> str:
@@ -92,4 +101,5 @@ def merged(pieces: Iterable[Piece]) -> Piece:
         whole.prompt = whole.prompt or piece.prompt
         whole.finish = piece.finish or whole.finish
         whole.calls_tools = piece.calls_tools
+        whole.stop_string = piece.stop_string
     return whole

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Protocol
 
+from tokservice.protocol.anthropic_format import MessagesFormat
 from tokservice.protocol.chat_message import message_delta, whole_message
 from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
 from tokservice.protocol.logprobs import chat_logprobs, completion_logprobs, generate_logprobs, prompt_logprobs
-from tokservice.protocol.parts import Piece, PromptReport
+from tokservice.protocol.parts import Piece, PromptReport, Usage
 from tokservice.wire.errors import SSE_DONE
 from tokservice.wire.messages import FinishReason, Route
 
@@ -28,8 +29,9 @@ _FINISH = {
 TOOL_CALLS = b'"tool_calls"'
 
 
-def usage_json(num_prompt_tokens: int, num_output_tokens: int, num_cached_tokens: int) -> bytes:
+def usage_json(usage: Usage) -> bytes:
     """The ``usage`` object."""
+    num_prompt_tokens, num_output_tokens, num_cached_tokens = usage
     return (
         b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
     ) % (num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, num_cached_tokens)
@@ -41,13 +43,13 @@ class ResponseFormat(Protocol):
     def delta(self, choice: int, text: str) -> bytes:
         """The event of a choice that goes on with some content, not its first one: the fast way of most tokens."""
 
-    def event(self, choice: int, piece: Piece, *, first: bool, usage: bytes = b"") -> bytes:
-        """Any event of a choice."""
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> bytes:
+        """Any event of a choice; ``usage`` is that of the choice so far."""
 
-    def closing(self, usage: bytes) -> bytes:
-        """What follows the last choice's end; ``usage`` is empty where it was not asked for."""
+    def closing(self, usage: Usage) -> bytes:
+        """What follows the last choice's end."""
 
-    def body(self, pieces: Sequence[Piece], usage: bytes) -> bytes:
+    def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """The whole JSON body of a plain response; a piece for each choice."""
 
 
@@ -58,6 +60,8 @@ def response_format(context: Context) -> ResponseFormat:
             return ChatFormat(context)
         case Route.GENERATE:
             return GenerateFormat(context)
+        case Route.MESSAGES:
+            return MessagesFormat(context)
     return CompletionFormat(context)
 
 
@@ -85,18 +89,19 @@ class CompletionFormat:
         """See ResponseFormat."""
         return self._open[choice] + json_text(text) + self._running
 
-    def event(self, choice: int, piece: Piece, *, first: bool, usage: bytes = b"") -> bytes:
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> bytes:
         """See ResponseFormat."""
-        usage = b',"usage":' + usage if usage else self._usage_null
-        rest = self._rest(piece) + b"}]" + self._about_request(piece) + usage + b"}\n\n"
+        about_usage = b',"usage":' + usage_json(usage) if self._context.continuous_usage else self._usage_null
+        rest = self._rest(piece) + b"}]" + self._about_request(piece) + about_usage + b"}\n\n"
         return self._choice[choice] + self._delta(choice, piece, first=first) + rest
 
-    def closing(self, usage: bytes) -> bytes:
+    def closing(self, usage: Usage) -> bytes:
         """See ResponseFormat."""
-        event = b'data: %b"choices":[],"usage":%b}\n\n' % (self._head, usage) if usage else b""
-        return event + SSE_DONE
+        if not self._context.include_usage:
+            return SSE_DONE
+        return b'data: %b"choices":[],"usage":%b}\n\n' % (self._head, usage_json(usage)) + SSE_DONE
 
-    def body(self, pieces: Sequence[Piece], usage: bytes) -> bytes:
+    def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """See ResponseFormat."""
         choices = [
             b'{"index":%d,%b%b}' % (index, self._whole(index, piece), self._rest(piece))
@@ -106,7 +111,7 @@ class CompletionFormat:
             self._head,
             b",".join(choices),
             self._about_request(pieces[0]),
-            usage,
+            usage_json(usage),
         )
 
     # --- what differs between routes

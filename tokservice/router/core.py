@@ -84,7 +84,7 @@ class RouterCore:
         error = self._reason_to_refuse(message)
         if error is not None:
             self._metrics.add("requests_total", outcome=error.code or "refused")
-            self._answer(api, message.request_id, error.status, error.body())
+            self._answer(api, message.request_id, error.status, error.body(message.route))
             return
         request = Request(message.request_id, api, message.route, now_s)
         self.ledger.add(request)
@@ -428,9 +428,9 @@ class RouterCore:
         """End a request with an error that its client can read, and stop its work."""
         self._metrics.add("requests_total", outcome=error.code or "failed")
         if request.opened:
-            self._answer(request.api, request.request_id, 0, sse_error(error))
+            self._answer(request.api, request.request_id, 0, sse_error(error, request.route))
         else:
-            self._answer(request.api, request.request_id, error.status, error.body())
+            self._answer(request.api, request.request_id, error.status, error.body(request.route))
         self._cancel(request)
 
     def _end(self, request: Request, outcome: str) -> None:

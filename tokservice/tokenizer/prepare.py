@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import orjson
 
+from tokservice.protocol.anthropic_requests import CountTokensBody, MessagesBody
 from tokservice.protocol.reading import Reader, refuse_unsupported
 from tokservice.protocol.requests import (
     STREAM_OPTIONS_NEUTRAL,
@@ -28,6 +30,7 @@ from tokservice.protocol.requests import (
 )
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.tokenizer import chat_template, conversation
+from tokservice.tokenizer.anthropic_chat import chat_body, tokenize_body
 from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
@@ -44,9 +47,10 @@ from tokservice.wire.messages import Buffer, EngineLimits, Route
 __all__ = ["Answer", "Prepared", "Preparer"]
 
 _NAMES = {  # the field that holds the prompt, and the beginning of the response's id
-    Route.COMPLETIONS: ("prompt", "cmpl"),
-    Route.CHAT_COMPLETIONS: ("messages", "chatcmpl"),
-    Route.GENERATE: ("prompt_token_ids", "gen"),
+    Route.COMPLETIONS: ("prompt", "cmpl-"),
+    Route.CHAT_COMPLETIONS: ("messages", "chatcmpl-"),
+    Route.GENERATE: ("prompt_token_ids", "gen-"),
+    Route.MESSAGES: ("messages", "msg_"),
 }
 DEFAULT_MAX_TOKENS = 16  # of completions; chat completions may use what the prompt leaves of the context
 
@@ -82,6 +86,8 @@ class Preparer:
         self._generates = Reader(GenerateBody)
         self._tokenizes = Reader(TokenizeBody)
         self._detokenizes = Reader(DetokenizeBody)
+        self._messages = Reader(MessagesBody)
+        self._token_counts = Reader(CountTokensBody)
         self._limits: EngineLimits | None = None
 
     def set_limits(self, limits: EngineLimits) -> None:
@@ -118,6 +124,11 @@ class Preparer:
                 return self._tokenize(self._tokenizes.read(data), now, self._limits)
             case Route.DETOKENIZE:
                 return self._detokenize(self._detokenizes.read(data), self._limits)
+            case Route.MESSAGES:
+                return self._chat(chat_body(self._messages.read(data)), now, self._limits, route)
+            case Route.COUNT_TOKENS:
+                ids = self._token_ids_of(tokenize_body(self._token_counts.read(data)), now, self._limits)
+                return Answer(orjson.dumps({"input_tokens": len(ids)}))
 
     # --- routes -----------------------------------------------------------------------------------------------
 
@@ -139,7 +150,9 @@ class Preparer:
             limits=limits,
         )
 
-    def _chat(self, body: ChatBody, now: float, limits: EngineLimits) -> Prepared:
+    def _chat(
+        self, body: ChatBody, now: float, limits: EngineLimits, route: Route = Route.CHAT_COMPLETIONS
+    ) -> Prepared:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
         guide = guide_of(body)
@@ -154,7 +167,7 @@ class Preparer:
             reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
         )
         return self._generate(
-            Route.CHAT_COMPLETIONS,
+            route,
             body,
             [text],
             max_tokens=_chat_max_tokens(body),
@@ -183,6 +196,13 @@ class Preparer:
         )
 
     def _tokenize(self, body: TokenizeBody, now: float, limits: EngineLimits) -> Answer:
+        ids = self._token_ids_of(body, now, limits)
+        token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
+        counts = {"count": len(ids), "max_model_len": limits.max_model_len}
+        return Answer(orjson.dumps({**counts, "tokens": ids.tolist(), "token_strs": token_strs}))
+
+    def _token_ids_of(self, body: TokenizeBody, now: float, limits: EngineLimits) -> array[int]:
+        """Of a text or a conversation."""
         self._check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             message = "Exactly one of 'prompt' and 'messages' is required."
@@ -195,10 +215,7 @@ class Preparer:
             tools = ToolUse(shown=plain_tools(body.tools)) if body.tools else ToolUse()
             text, param = self._render(body.messages or [], body, now, tools), "messages"
             add_special_tokens = bool(body.add_special_tokens)
-        ids = self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
-        token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
-        counts = {"count": len(ids), "max_model_len": limits.max_model_len}
-        return Answer(orjson.dumps({**counts, "tokens": ids.tolist(), "token_strs": token_strs}))
+        return self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
 
     def _detokenize(self, body: DetokenizeBody, limits: EngineLimits) -> Answer:
         self._check_model(body.model)
@@ -247,7 +264,7 @@ class Preparer:
             sampling=sampling,
             max_model_len=limits.max_model_len,
             model=self._model_name,
-            response_id=f"{prefix}-{self._randbits(128):032x}",
+            response_id=f"{prefix}{self._randbits(128):032x}",
             created=int(now),
         )
 

@@ -127,16 +127,16 @@ def num_choices_per_prompt(body: Sampling) -> int:
     return n
 
 
-def stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    """``stop`` as a tuple. An empty string would match everywhere, so it is refused. Raises RequestError."""
+def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
+    """``stop``, by the client's name for it. Raises RequestError; an empty string would match everywhere."""
     stops = (stop,) if isinstance(stop, str) else tuple(dict.fromkeys(stop or ()))
     if len(stops) > MAX_STOP_STRINGS:
-        raise RequestError(f"'stop' may hold at most {MAX_STOP_STRINGS} strings.", param="stop", code="invalid_value")
+        raise RequestError(f"'{param}' may hold at most {MAX_STOP_STRINGS} strings.", param=param, code="invalid_value")
     if "" in stops:
-        raise RequestError("'stop' must not hold an empty string.", param="stop", code="invalid_value")
+        raise RequestError(f"'{param}' must not hold an empty string.", param=param, code="invalid_value")
     if any(len(text) > MAX_STOP_CHARS for text in stops):
         message = f"A stop string may have at most {MAX_STOP_CHARS} characters."
-        raise RequestError(message, param="stop", code="invalid_value")
+        raise RequestError(message, param=param, code="invalid_value")
     return stops
 
 

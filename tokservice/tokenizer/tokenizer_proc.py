@@ -136,7 +136,7 @@ class Tokenizer:
             self._router.send(Undelivered((message.request_id,), (message.attempt,)))
 
     def _reject(self, message: Prepare, error: RequestError) -> None:
-        self._router.send(Rejected(message.request_id, message.attempt, error.status, (error.body(),)))
+        self._router.send(Rejected(message.request_id, message.attempt, error.status, (error.body(message.route),)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """The project's exceptions, and the errors that clients read.
 
-Imports nothing but the standard library: the API process and the router, which write no JSON, send these
+Imports nothing but the standard library and the routes: the API process and the router, which write no JSON, send these
 bodies as they are.
 
     TokserviceError
@@ -15,6 +15,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+
+from tokservice.wire.messages import Route
+
+_ANTHROPIC_ROUTES = (Route.MESSAGES, Route.COUNT_TOKENS)
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 class TokserviceError(Exception):
@@ -43,7 +55,7 @@ class PeerLost(TokserviceError):
 
 @dataclass
 class RequestError(TokserviceError):
-    """The client's request cannot be served; rendered as the OpenAI error envelope."""
+    """The client's request cannot be served; rendered as the error envelope of the API that the client speaks."""
 
     message: str
     status: int = 400
@@ -54,17 +66,25 @@ class RequestError(TokserviceError):
     def __str__(self) -> str:
         return self.message
 
-    def body(self) -> bytes:
-        """The finished JSON body."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, ensure_ascii=True, separators=(",", ":")).encode()
+    def body(self, route: int = 0) -> bytes:
+        """The finished JSON body: OpenAI's envelope, on the routes of Anthropic's API that one's."""
+        envelope: dict[str, object]
+        if route in _ANTHROPIC_ROUTES:
+            kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+            envelope = {"type": "error", "error": {"type": kind, "message": self.message}}
+        else:
+            error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+            envelope = {"error": error}
+        return json.dumps(envelope, ensure_ascii=True, separators=(",", ":")).encode()
 
 
 SSE_DONE = b"data: [DONE]\n\n"
 
 
-def sse_error(error: RequestError) -> bytes:
-    """The events that end a stream which has already begun: the error, then [DONE]."""
+def sse_error(error: RequestError, route: int = 0) -> bytes:
+    """The events that end a stream which has already begun: the error, then, in OpenAI's API, [DONE]."""
+    if route in _ANTHROPIC_ROUTES:
+        return b"event: error\ndata: " + error.body(route) + b"\n\n"
     return b"data: " + error.body() + b"\n\n" + SSE_DONE
 
 

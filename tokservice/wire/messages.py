@@ -51,6 +51,8 @@ class Route(IntEnum):
     TOKENIZE = 3
     DETOKENIZE = 4
     GENERATE = 5
+    MESSAGES = 6
+    COUNT_TOKENS = 7  # of such a body
 
 
 class FinishReason(IntEnum):

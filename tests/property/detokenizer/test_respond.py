@@ -97,7 +97,8 @@ def told(parsed: list[dict[str, Any]], choice: int) -> dict[str, Any]:
                 known[key] += value
         found["ids"] += part.get("token_ids", [])
         logprobs = part["logprobs"] or {}
-        found["logprobs"] += logprobs.get("content") or list(zip(*logprobs.values(), strict=True))
+        content = logprobs.get("content")
+        found["logprobs"] += list(zip(*logprobs.values(), strict=True)) if content is None else content
     return found
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tokservice.protocol.json_text import json_text
+from tokservice.protocol.parts import Usage
 from tokservice.protocol.responses import usage_json
 
 
@@ -19,7 +20,7 @@ def test_texts_survive_and_stay_on_one_line(text: str) -> None:
 
 
 def test_usage() -> None:
-    assert json.loads(usage_json(5, 7, 3)) == {
+    assert json.loads(usage_json(Usage(5, 7, 3))) == {
         "prompt_tokens": 5,
         "completion_tokens": 7,
         "total_tokens": 12,

@@ -8,6 +8,7 @@ import pytest
 
 from tokservice.wire import errors
 from tokservice.wire.errors import PeerLost, RequestError, TokserviceError, sse_error
+from tokservice.wire.messages import Route
 
 FINISHED = {name: error for name, error in vars(errors).items() if isinstance(error, RequestError)}
 
@@ -47,3 +48,24 @@ def test_peer_lost_names_the_peer() -> None:
     lost = PeerLost("engine.0.1", "gone")
     assert lost.identity == "engine.0.1"
     assert str(lost) == "engine.0.1: gone"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RequestError("x"), "invalid_request_error"),
+        (errors.UNAUTHORIZED, "authentication_error"),
+        (errors.METHOD_NOT_ALLOWED, "invalid_request_error"),
+        (errors.BODY_TOO_LARGE, "request_too_large"),
+        (errors.OVERLOADED, "rate_limit_error"),
+        (errors.ENGINE_FAILED, "api_error"),
+        (errors.DRAINING, "overloaded_error"),
+        (errors.TOTAL_TIMEOUT, "timeout_error"),
+    ],
+)
+def test_the_routes_of_another_api_have_its_envelope(error: RequestError, kind: str) -> None:
+    expected = {"type": "error", "error": {"type": kind, "message": error.message}}
+    for route in (Route.MESSAGES, Route.COUNT_TOKENS):
+        assert json.loads(error.body(route)) == expected
+        assert sse_error(error, route) == b"event: error\ndata: " + error.body(route) + b"\n\n"
+    assert error.body(Route.COMPLETIONS) == error.body()

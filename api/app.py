@@ -22,6 +22,9 @@ from tokservice.wire.errors import (
     BODY_TOO_LARGE,
     DRAINING,
     METHOD_NOT_ALLOWED,
+    MODEL_NOT_FOUND,
+    NO_ADAPTERS,
+    NO_POOLING,
     NOT_FOUND,
     TOO_MANY_CONNECTIONS,
     UNAUTHORIZED,
@@ -41,6 +44,14 @@ ROUTES = {
     "/v1/messages/count_tokens": Route.COUNT_TOKENS,
 }
 OPEN_PATHS = {"/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs"}  # no API key needed
+REFUSED_PATHS = {  # known from other servers
+    "/v1/embeddings": NO_POOLING,
+    "/v1/rerank": NO_POOLING,
+    "/v1/score": NO_POOLING,
+    "/v1/load_lora_adapter": NO_ADAPTERS,
+    "/v1/unload_lora_adapter": NO_ADAPTERS,
+}
+MODEL_PATHS = "/v1/models/"
 HEALTH = "/health"
 HEALTHY = b'{"status":"ok"}'
 GET_METHODS = (b"GET", b"HEAD")
@@ -152,10 +163,16 @@ class App:
     def _begin_get(self, exchange: Exchange) -> None:
         page = self._pages.get(exchange.path, time.monotonic())
         if page is None and exchange.path != HEALTH:
-            exchange.respond_error(NOT_FOUND)
+            exchange.respond_error(_reason_for_absence(exchange.path))
         elif exchange.method not in GET_METHODS:
             exchange.respond_error(METHOD_NOT_ALLOWED, allow=b"GET, HEAD")
         elif page is not None:
             exchange.respond(page.status, page.content_type, page.body)
         else:
             exchange.respond(200, JSON, HEALTHY)
+
+
+def _reason_for_absence(path: str) -> RequestError:
+    if path.startswith(MODEL_PATHS) and path != MODEL_PATHS:
+        return MODEL_NOT_FOUND
+    return REFUSED_PATHS.get(path, NOT_FOUND)

@@ -105,3 +105,20 @@ def test_a_key_protects_all_but_the_open_pages(tmp_path: Any) -> None:
         for operation in OPERATIONS:
             status = httpx.request(operation.method, f"{server.url}{operation.path}", trust_env=False).status_code
             assert (status == 401) is not operation.is_open, operation.path
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code", "word"),
+    [
+        ("GET", "/v1/models/no-such-model", "model_not_found", "model"),
+        ("GET", "/v1/models/", "not_found", "path"),
+        ("POST", "/v1/embeddings", "unsupported", "embeddings"),
+        ("POST", "/v1/load_lora_adapter", "unsupported", "adapters"),
+        ("GET", "/v1/nowhere", "not_found", "path"),
+    ],
+)
+def test_what_is_not_here_says_so(client: httpx.Client, method: str, path: str, code: str, word: str) -> None:
+    answer = client.request(method, path, json={"input": "x"} if method == "POST" else None)
+    assert answer.status_code == 404
+    error = msgspec.json.decode(answer.content, type=ErrorEnvelope).error
+    assert (error.code, word in error.message) == (code, True)

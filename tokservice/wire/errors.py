@@ -95,6 +95,11 @@ def _server_error(status: int, message: str, code: str, kind: str = "server_erro
 # Errors that no worker is needed for.
 UNAUTHORIZED = RequestError("Invalid or missing API key.", 401, "authentication_error", code="invalid_api_key")
 NOT_FOUND = RequestError("Unknown path.", 404, code="not_found")
+MODEL_NOT_FOUND = RequestError(
+    "The model does not exist; GET /v1/models lists what is served.", 404, param="model", code="model_not_found"
+)
+NO_POOLING = RequestError("This server generates: it makes no embeddings, scores or ranks.", 404, code="unsupported")
+NO_ADAPTERS = RequestError("This server loads no adapters: it serves one model as it is.", 404, code="unsupported")
 METHOD_NOT_ALLOWED = RequestError("Method not allowed on this path.", 405, code="method_not_allowed")
 REQUEST_TIMEOUT = RequestError("The request's body did not arrive in time.", 408, code="request_timeout")
 BODY_TOO_LARGE = RequestError("The request's body is larger than this server accepts.", 413, code="body_too_large")

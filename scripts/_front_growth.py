@@ -64,7 +64,10 @@ async def _by_length(setup: Setup, server: Server, lengths: list[int]) -> list[R
 
 
 async def _by_streams(setup: Setup, server: Server, numbers: list[int]) -> list[Record]:
-    """All begin at once and go on; the time until all have begun, the CPU time that they take in a second."""
+    """All begin at once and go on; the time until all have begun, the CPU time that they take in a second.
+
+    Between two steps an engine takes up a bounded number of new requests: with many, that is the time to begin.
+    """
     first = server.processes.usage()
     request = server.stream(setup.prompts.cut(SHORT_TOKENS), ENDLESS)
     rows = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -91,10 +92,10 @@ async def _window(setup: Setup, server: Server, probe: Probe, groups: Sequence[G
     async with in_flight(server.target, *groups) as answers:
         await asyncio.sleep(SETTLE_S)
         await probe.begin()
-        before_page, watch = await server.page(), StopWatch(server.processes)
+        before_page, watch, client_s = await server.page(), StopWatch(server.processes), time.process_time()
         num_before = sum(answer.whole for answer in answers)
         await asyncio.sleep(setup.seconds)
-        after_page, spent = await server.page(), watch.read()
+        after_page, spent, client_s = await server.page(), watch.read(), time.process_time() - client_s
         num_prompts = sum(answer.whole for answer in answers) - num_before
         seen = await probe.end()
         failed = errors(answers) + Counter(seen.errors)
@@ -109,6 +110,7 @@ async def _window(setup: Setup, server: Server, probe: Probe, groups: Sequence[G
         "probe_late": distribution(seen.late_s),
         "prompts_per_s": num_prompts / spent.wall_s,
         "cpu_share": spent.cpu_share,
+        "client_cpu_share": client_s / spent.wall_s,  # of the load, which competes for the same cores
         "delay_share": spent.delay_share,
         "errors": dict(failed),
     }
@@ -148,7 +150,8 @@ def tables(record: Record) -> str:
             rate = statistics.mean(window["prompts_per_s"] for window in windows)
             failed = sum(sum(window["errors"].values()) for window in windows)
             outside.append((title, *cells, significant(rate), f"{failed}"))
-            shares.append((title, *(_share(windows, role) for role in ROLES)))
+            client = statistics.mean(window["client_cpu_share"] for window in windows)
+            shares.append((title, *(_share(windows, role) for role in ROLES), f"{client:.0%}"))
     for how, found in record["in_process"].items():
         inside.append((IN_PROCESS[how], f"{found['beats']}", *(ms(found["lag"][column]) for column in COLUMNS)))
     return "\n".join(
@@ -159,7 +162,7 @@ def tables(record: Record) -> str:
             "\nFrom outside, ms\n",
             table(("", "/health p50", "p99", "longest stream gap", "prompts/s", "errors"), outside),
             "\nShare of the time that a process computed, and that its main thread waited for a CPU\n",
-            table(("", *ROLES), shares),
+            table(("", *ROLES, "load"), shares),
         ]
     )
 

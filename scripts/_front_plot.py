@@ -116,7 +116,7 @@ def _capacity(axis: Any, found: Record) -> None:
             axis.plot([row["streams"] for row in rows], costs, style, color=color, label=f"{role}, {step_ms} ms a step")
         whole = [row["front_s_per_token"] * 1e6 for row in rows]
         axis.plot([row["streams"] for row in rows], whole, "-o", color=color, label=f"all, {step_ms} ms a step")
-    axis.set(title="CPU of the front end per output token", xlabel="streams", ylabel="µs", xscale="log", ylim=(0, None))
+    axis.set(title="CPU of the front end per output token", xlabel="streams", ylabel="µs", xscale="log", yscale="log")
     _finish(axis)
 
 
@@ -144,7 +144,7 @@ def _growth(axis: Any, rows: list[Record], x_label: str, wall: str, per: str) ->
     memory = axis.twinx()
     whole = [row["front_bytes"] / 1e6 for row in rows]
     memory.plot(sizes, whole, "-o", color="C2", label="front end: more memory, MB")
-    for role, style in (("tokenizer", (0, (5, 1))), ("api", "--"), ("router", "-."), ("detokenizer", ":")):
+    for role, style in (("tokenizer", "-"), ("api", "--"), ("router", "-."), ("detokenizer", ":")):
         more = [row["bytes"][role] / 1e6 for row in rows]
         memory.plot(sizes, more, linestyle=style, color="C2", alpha=0.5, label=f"{role}: the same")
     _linear(memory, sizes, whole[-1])

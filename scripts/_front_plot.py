@@ -49,6 +49,7 @@ def _lag(axis: Any, found: Record) -> None:
         _tail(axis, one["lag"], IN_PROCESS[how], linestyle=":")
     _whole(axis, found, "lag")
     _finish_tail(axis, "lag of the heartbeat", "share of beats later than x")
+    axis.set(xlim=(_LEAST_MS, None))
 
 
 def _health(axis: Any, found: Record) -> None:
@@ -91,7 +92,6 @@ def _finish_tail(axis: Any, title: str, y_label: str) -> None:
         ylabel=y_label,
         xscale="log",
         yscale="log",
-        xlim=(_LEAST_MS, None),
         ylim=(_LEAST / 2, 1.1),
     )
     _finish(axis)
@@ -160,10 +160,11 @@ def _linear(axis: Any, sizes: list[int], last: float) -> None:
 
 
 def _bars(axis: Any, names: Iterable[str], values: Iterable[float]) -> None:
-    bars = axis.barh(list(names), list(values))
-    axis.bar_label(bars, fmt="%.3g", padding=3)
+    for row, (name, value) in enumerate(zip(names, values, strict=True)):
+        axis.barh(row, value, color="C0", alpha=0.5)
+        axis.text(0.02, row, f"{name}: {value:.3g}", transform=axis.get_yaxis_transform(), verticalalignment="center")
+    axis.set(yticks=[])
     axis.invert_yaxis()
-    axis.margins(x=0.15)
 
 
 def _finish(axis: Any) -> None:

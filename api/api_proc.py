@@ -57,7 +57,9 @@ class Api:
         self._sweep()
         try:
             server = await self._loop.create_server(
-                lambda: HttpConnection(self._app, self._loop), sock=_listen(settings.host, settings.port)
+                lambda: HttpConnection(self._app, self._loop),
+                sock=_listen(settings.host, settings.port),
+                backlog=BACKLOG,
             )
         except OSError as error:
             raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error

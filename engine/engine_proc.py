@@ -42,6 +42,7 @@ from tokservice.wire.messages import (
     Undelivered,
 )
 
+READS_PER_STEP = 64  # each takes a channel's share: a burst of requests begins in one step
 MAX_EARLY_ABORTS = 10_000
 IDLE_S = 1.0
 TOKEN_IDS = np.dtype("<u4")
@@ -277,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "engine ready kind=%s seconds=%.1f limits=%s", settings.kind, time.monotonic() - start, engine.hello.limits
         )
         process.control.send(engine.hello)
-        return process.run(engine)
+        return process.run(engine, reads_per_turn=READS_PER_STEP)
 
     return run_process(Role.ENGINE, argv, body)
 

@@ -140,8 +140,11 @@ class Process:
             Heartbeat(progress, unfinished, self.topology_version, self.draining, self.metrics.snapshot())
         )
 
-    def run(self, service: Service) -> int:
-        """The loop of a synchronous process, until the supervisor says stop. Control is read first."""
+    def run(self, service: Service, *, reads_per_turn: int = 1) -> int:
+        """The loop of a synchronous process, until the supervisor says stop. Control is read first.
+
+        ``reads_per_turn``: above 1 where a turn is so long that all that has arrived should be read before it.
+        """
         self.add(self.control, lambda _, message: self._on_control(service, message))
         while not self.stopping:
             pause_s = service.turn(time.monotonic())
@@ -152,7 +155,10 @@ class Process:
             pause_s = min(pause_s, self._next_beat - now)
             if self._flush():
                 pause_s = min(pause_s, FLUSH_INTERVAL_S)
-            self._read(max(0.0, pause_s))
+            for _ in range(reads_per_turn):
+                if self.stopping or not self._read(max(0.0, pause_s)):
+                    break
+                pause_s = 0.0
         return EXIT_CLEAN
 
     def close(self, linger_s: float = 0.0) -> None:
@@ -162,7 +168,8 @@ class Process:
         self.control.close(linger_s)
         self.context.destroy(linger=0)
 
-    def _read(self, timeout_s: float) -> None:
+    def _read(self, timeout_s: float) -> bool:
+        """Handle what has arrived, of each channel its share; whether there was anything."""
         # Rounded up: a pause below a millisecond must not become a busy loop.
         ready = dict(self._poller.poll(math.ceil(timeout_s * 1000)))
         if self.control.socket in ready:
@@ -176,6 +183,7 @@ class Process:
                 on_message(sender, message)
                 if self.stopping or channel.socket.closed:
                     break
+        return bool(ready)
 
     def _flush(self) -> bool:
         unsent = False

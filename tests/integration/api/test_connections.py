@@ -643,26 +643,26 @@ def test_requests_without_pause(server: ApiServer) -> None:
 
 def test_tiny_chunks_without_pause(server: ApiServer) -> None:
     """So were chunks of one byte each."""
-    with server.connect() as client:
 
-        def flood() -> None:
+    def flood() -> None:
+        with server.connect() as client:  # only now: the parser looks its callbacks up once, at the beginning
             client.send(post_head("Transfer-Encoding: chunked") + chunked(*[b"a"] * 20_000))
             assert server.router.wait().body == b"a" * 20_000
 
-        assert_shared(most_in_one_turn(server, RequestReader, "on_body", flood), total=20_000)
+    assert_shared(most_in_one_turn(server, RequestReader, "on_body", flood), total=20_000)
 
 
 def test_a_large_upload(server: ApiServer) -> None:
     """libuv reads up to 32 times 256 KB of one connection in a turn: one read is enough."""
-    with server.connect() as client:
 
-        def upload() -> None:
+    def upload() -> None:
+        with server.connect() as client:
             client.send(post(b"a" * 8_000_000))
             assert len(server.router.wait().body) == 8_000_000
 
-        total, most = most_in_one_turn(server, RequestReader, "on_body", upload)
-        assert total > most
-        assert most <= 2  # the end of one share and a whole one
+    total, most = most_in_one_turn(server, RequestReader, "on_body", upload)
+    assert total > most
+    assert most <= 2  # the end of one share and a whole one
 
 
 def test_a_batch_for_many_streams(server: ApiServer) -> None:

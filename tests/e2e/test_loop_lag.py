@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.wait import wait_for
 
 PROMPT = "def encode(text: str) -> list[int]: return [len(word) for word in text.split()]  # a comment\n" * 1000
 NUM_PROMPTS = 16
@@ -36,9 +37,12 @@ def test_the_loop_ticks_while_sixteen_long_prompts_are_tokenized() -> None:
         before = lag_buckets(server)
         with ThreadPoolExecutor(NUM_PROMPTS) as clients:
             counts = list(clients.map(lambda _: complete(server.url, PROMPT), range(NUM_PROMPTS)))
+        assert min(counts) > 20_000
+        for _ in range(2):  # the page is renewed now and then: the second one from here tells of all that was
+            told = lag_buckets(server)
+            wait_for(lambda told=told: lag_buckets(server) != told, what="newer counts")  # type: ignore[misc]
         during = {bound: count - before[bound] for bound, count in lag_buckets(server).items()}
-    assert min(counts) > 20_000
     ticks = max(during.values())
-    assert ticks > 200, "the prompts took a while"
+    assert ticks > 100, "the heartbeat went on"
     late = ticks - min(count for bound, count in during.items() if bound >= MAX_LAG_S)
     assert late == 0, f"{late} of {ticks} heartbeats were more than {MAX_LAG_S} s late: {during}"

@@ -81,20 +81,22 @@ class Bench:
             if role_of(identity) in (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE):
                 self.hello(identity)
 
-    def die(self, *identities: str) -> None:
-        """They are gone: the topology no longer names them."""
+    def die(self, *identities: str, idle: bool = False) -> None:
+        """They are gone: the topology no longer names them. Tokenizer workers were busy with what they got first,
+        or ``idle``."""
         self.living = [identity for identity in self.living if identity not in identities]
-        self.announce()
+        workers = [worker for name, worker in self.core._pool._workers.items() if name in identities and not idle]
+        self.announce(suspects=[next(iter(worker.in_flight)) for worker in workers if worker.in_flight])
 
     def leave(self, *identities: str) -> None:
         """They have ended in peace."""
         self.living = [identity for identity in self.living if identity not in identities]
         self.announce(identities)
 
-    def announce(self, left: tuple[str, ...] = ()) -> None:
+    def announce(self, left: tuple[str, ...] = (), suspects: Sequence[tuple[str, int]] = ()) -> None:
         self._version += 1
         peers = tuple(Peer(identity, role_of(identity), (), EngineLimits()) for identity in self.living)
-        self.core.topology(Topology(self._version, peers, left), self.now)
+        self.core.topology(Topology(self._version, peers, left), self.now, suspects)
         self._take()
 
     def hello(self, identity: str) -> None:

@@ -378,6 +378,7 @@ class World:
         self.incarnations: dict[tuple[Role, int], int] = {}
         self.unnoticed: list[str] = []  # deaths that the supervisor has yet to see
         self.in_peace: set[str] = set()
+        self.suspects: set[tuple[str, int]] = set()  # what tokenizer workers were killed over
         self.to_start: list[tuple[Role, int]] = []
         self.num_long_waits = 0
         self.clients: dict[str, Client] = {}
@@ -407,7 +408,10 @@ class World:
 
     def kill(self, identity: str) -> None:
         """Its inboxes go with it; a part of what it had sent is still on its way."""
-        del self.workers[identity]
+        worker = self.workers.pop(identity)
+        prepares = [item for item in worker.inboxes.get(ROUTER.identity, ()) if isinstance(item, Prepare)]
+        if isinstance(worker, Tokenizer) and prepares and self.rng.random() < 0.5:
+            self.suspects.add((prepares[0].request_id, prepares[0].attempt))
         self.deaths[role_of(identity)] += 1
         self.unnoticed.append(identity)
         line = self.to_router.get(identity, deque())
@@ -477,7 +481,7 @@ class World:
         """Let the router handle one message of any line; the topology always comes first, as in the process."""
         while self.topologies:
             self.router_topology = self.topologies.popleft()
-            self.core.topology(self.router_topology, self.now)
+            self.core.topology(self.router_topology, self.now, self.suspects)
         lines = [name for name, line in self.to_router.items() if line]
         if lines:
             sender = self.rng.choice(lines)

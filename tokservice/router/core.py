@@ -7,11 +7,11 @@ on, aborts, and begins requests again whose worker died. What is to be sent is a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tokservice.router.ledger import Ledger
 from tokservice.router.request import Journal, Request, State
-from tokservice.router.tokenizer_pool import TokenizerPool, Waiting
+from tokservice.router.tokenizer_pool import Assignment, TokenizerPool, Waiting
 from tokservice.runtime.config import RouterConfig
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.codec import TOKEN_BYTES
@@ -217,14 +217,16 @@ class RouterCore:
 
     # --- from the supervisor and the clock
 
-    def topology(self, topology: Topology, now_s: float) -> None:
-        """Whoever is missing is dead, and what it held begins again elsewhere."""
+    def topology(self, topology: Topology, now_s: float, suspects: Collection[Assignment] = ()) -> None:
+        """Whoever is missing is dead, and what it held begins again elsewhere.
+
+        ``suspects``: what the dead tokenizer workers were working on when they died.
+        """
         living = {peer.identity for peer in topology.peers}
         self._was_ready = self._was_ready or {peer.role for peer in topology.peers} == set(Role)
         dead = self.ledger.deaths(living)
         for identity in dead:
-            bodies = self._pool.remove_worker(identity)
-            self._recover_bodies(bodies, "tokenizer_died", now_s, suspect=identity not in topology.left)
+            self._recover_bodies(self._pool.remove_worker(identity), "tokenizer_died", now_s, suspects)
         for request in self.ledger:
             if request.api in dead:
                 self._cancel(request)
@@ -318,10 +320,10 @@ class RouterCore:
     # --- recovery
 
     def _recover_bodies(
-        self, assignments: Iterable[tuple[str, int]], reason: str, now_s: float, *, suspect: bool = True
+        self, assignments: Iterable[Assignment], reason: str, now_s: float, suspects: Collection[Assignment]
     ) -> None:
-        """Bodies that a dead or stalled tokenizer worker had; it was working on the first, perhaps in vain."""
-        for index, (request_id, attempt) in enumerate(assignments):
+        """Bodies that a dead or stalled tokenizer worker had."""
+        for request_id, attempt in assignments:
             request = self.ledger.current(request_id, attempt)
             if request is None:
                 continue
@@ -330,7 +332,7 @@ class RouterCore:
             elif request.has_output:
                 request.state = State.RUNNING  # its ids had been sent; only the notice of it is late or lost
             else:
-                request.num_body_deaths += suspect and index == 0
+                request.num_body_deaths += (request_id, attempt) in suspects
                 self._prepare_again(request, reason, now_s)
 
     def _prepare_again(self, request: Request, reason: str, now_s: float) -> None:
@@ -394,7 +396,7 @@ class RouterCore:
         for worker, assignments in self._pool.expire_stalled(now_s):
             for request_id, attempt in assignments:
                 self._send(worker, Abort(request_id, attempt))
-            self._recover_bodies(assignments, "tokenizer_stalled", now_s)
+            self._recover_bodies(assignments, "tokenizer_stalled", now_s, assignments[:1])
         limit_s = now_s - self._settings.total_timeout_s
         for request in [item for item in self.ledger if item.created_s < limit_s]:
             if request.cancelled:

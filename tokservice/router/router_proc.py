@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from tokservice.router.core import RouterCore
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
+from tokservice.runtime.work_mark import take_mark
 from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost
 from tokservice.wire.messages import (
@@ -42,6 +43,7 @@ class Router:
     def __init__(self, process: Process) -> None:
         self._core = RouterCore(process.config.router, process.config.tokenizer.workers, process.metrics)
         self._process = process
+        self._peers: set[str] = set()
         self._num_messages = 0
         self._told_drained = False
         self.endpoints = (process.endpoint("api"), process.endpoint("work"))
@@ -52,7 +54,11 @@ class Router:
 
     def on_topology(self, topology: Topology) -> None:
         """See ``Service``."""
-        self._core.topology(topology, time.monotonic())
+        peers = {peer.identity for peer in topology.peers}
+        marks = {identity: take_mark(self._process.run_dir, identity) for identity in self._peers - peers}
+        self._peers = peers
+        suspects = {mark for identity, mark in marks.items() if mark is not None and identity not in topology.left}
+        self._core.topology(topology, time.monotonic(), suspects)
         self._send_all()
 
     def turn(self, now: float) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokservice.runtime.links import PeerLinks, RouterLink
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
+from tokservice.runtime.work_mark import WorkMark
 from tokservice.tokenizer.prepare import Answer, Prepared, Preparer
 from tokservice.wire.codec import encode_part
 from tokservice.wire.errors import CLIENT_GONE, PeerLost, RequestError
@@ -48,6 +49,7 @@ class Tokenizer:
             reasoning_parser=model.reasoning_parser,
         )
         self._metrics = process.metrics
+        self._mark = WorkMark(process.run_dir, process.identity)
         self._inbox: OrderedDict[tuple[str, int], Prepare] = OrderedDict()
         self._num_prepared = 0
         self._has_limits = False
@@ -93,6 +95,7 @@ class Tokenizer:
 
     def _prepare(self, message: Prepare) -> None:
         start_s = time.perf_counter()
+        self._mark.set(message.request_id, message.attempt)
         try:
             result = self._preparer.prepare(Route(message.route), message.frames, time.time())
         except RequestError as error:
@@ -102,6 +105,7 @@ class Tokenizer:
                 self._router.send(Answered(message.request_id, message.attempt, (result.body,)))
             else:
                 self._forward(message, result)
+        self._mark.clear()
         self._metrics.observe("tokenize_seconds", time.perf_counter() - start_s)
         self._metrics.add("tokenizer_bytes_total", sum(map(len, message.frames)))
         is_equal = self._preparer.shadow_check()

@@ -11,6 +11,7 @@ from tokservice.wire.errors import (
     BODY_TOO_LARGE,
     DRAINING,
     HEADERS_TOO_LARGE,
+    INTERNAL,
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
     NOT_READY,
@@ -443,6 +444,17 @@ def test_draining(server: ApiServer) -> None:
         assert running.read_chunk() == b""
         waiting.send(b"345")  # was let in before
         assert server.router.wait(2).body == b"12345"
+
+
+def test_a_piece_of_a_stream_that_was_never_opened(server: ApiServer) -> None:
+    """It was written without a head before it, and the loop met an AssertionError when the body was then refused."""
+    with server.connect() as client:
+        client.send(post_head("Transfer-Encoding: chunked"))
+        upload = server.router.wait(complete=False)
+        server.router.event(upload, b"data: x\n\n", last=True)
+        response = client.read_response()
+        assert (response.status, response.body) == (INTERNAL.status, INTERNAL.body(Route.COMPLETIONS))
+        assert client.is_closed()
 
 
 def test_no_router() -> None:

@@ -64,6 +64,18 @@ def test_a_body_that_ends_two_workers_is_quarantined() -> None:
     bench.assert_empty()
 
 
+def test_a_body_that_no_dead_worker_had_begun_is_not_suspect() -> None:
+    """Two workers killed at once: the body was sent to the second before its death was known, and got a 500."""
+    bench = Bench()
+    bench.submit("r")
+    bench.die(TOKENIZER_0)
+    bench.die(TOKENIZER_1, idle=True)
+    bench.live("tokenizer.1.2")
+    bench.accept("r")
+    bench.finish("r", attempt=bench.attempt_of("r"))
+    assert bench.end_of("r") == (0, b"end")
+
+
 def test_an_innocent_neighbour_of_two_deaths_is_not_quarantined() -> None:
     bench = Bench()
     bench.die(TOKENIZER_0)

@@ -1,0 +1,51 @@
+"""What a worker is working on, written where it outlives the worker: a mapped file in the run directory.
+
+A message could not say it: it may still be in the process when the work kills it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+MARK_BYTES = 512
+
+
+class WorkMark:
+    """The worker's side. Setting and clearing cost a copy in memory."""
+
+    def __init__(self, run_dir: Path, identity: str) -> None:
+        descriptor = os.open(_path(run_dir, identity), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(descriptor, MARK_BYTES)
+            self._memory = mmap.mmap(descriptor, MARK_BYTES)
+        finally:
+            os.close(descriptor)
+
+    def set(self, request_id: str, attempt: int) -> None:
+        """The work begins."""
+        self._memory[:] = f"{attempt} {request_id}".encode().ljust(MARK_BYTES, b"\0")
+
+    def clear(self) -> None:
+        """It is done."""
+        self._memory[0] = 0
+
+
+def take_mark(run_dir: Path, identity: str) -> tuple[str, int] | None:
+    """The (request_id, attempt) that a dead worker was working on; None if nothing, or if it left no mark.
+
+    The file is removed.
+    """
+    path = _path(run_dir, identity)
+    try:
+        content = path.read_bytes().rstrip(b"\0").decode()
+        path.unlink()
+        attempt, request_id = content.split(" ", 1)
+        return request_id, int(attempt)
+    except (OSError, ValueError):
+        return None
+
+
+def _path(run_dir: Path, identity: str) -> Path:
+    return run_dir / f"{identity}.working"

@@ -263,7 +263,7 @@ class Bench:
         """Nothing is left: no record, no byte held, no weight on any worker."""
         assert self.core.num_unfinished == 0
         assert all(value == 0 for value in self.gauges().values()), self.gauges()
-        assert not self.core._parked
+        assert not self.core.ledger.parked
         assert all(
             load == 0 for loads in (self.core.ledger.engines, self.core.ledger.detokenizers) for load in loads.values()
         )

@@ -591,7 +591,7 @@ class World:
         assert not stuck, stuck
         core.report()
         assert core.ledger.held_bytes == 0
-        assert not core._parked
+        assert not core.ledger.parked
         assert core._pool.num_waiting == core._pool.num_in_flight == 0
         assert not any(core.ledger.engines.values()) and not any(core.ledger.detokenizers.values())  # noqa: PT018
         for worker in self.workers.values():

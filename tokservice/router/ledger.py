@@ -18,6 +18,7 @@ class Ledger:
         self.held_bytes = 0
         self.engines: Counter[str] = Counter()  # requests at each
         self.detokenizers: Counter[str] = Counter()
+        self.parked: dict[str, Request] = {}  # those that wait for an engine and a detokenizer
         self._requests: dict[str, Request] = {}
         self._living: set[str] = set()  # identities in the last topology
         self._dead: deque[str] = deque(maxlen=MAX_DEAD)
@@ -51,6 +52,7 @@ class Ledger:
         """A request has ended, and nobody works on it any more."""
         self.place(request, "", "")
         self.hold(request, 0)
+        self.parked.pop(request.request_id, None)
         self._requests.pop(request.request_id, None)
 
     def hold(self, request: Request, num_bytes: int) -> None:

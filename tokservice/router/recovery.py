@@ -1,0 +1,135 @@
+"""How requests go on whose worker died, hangs, or lost a message. Pure.
+
+Bodies go to another tokenizer worker. Running requests begin again from their journal, at a living engine and
+detokenizer; while there is none they are parked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from tokservice.router.ledger import Ledger
+from tokservice.router.replies import Replies
+from tokservice.router.request import Request, State
+from tokservice.router.tokenizer_pool import Assignment, TokenizerPool, Waiting
+from tokservice.runtime.metrics import Metrics
+from tokservice.wire.errors import ENGINE_FAILED, POISON
+from tokservice.wire.messages import Abort, Topology
+
+MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
+MAX_DEATHS_WITHOUT_TOKEN = 3  # of one kind: a request that ends its worker ends the same kind each time
+
+
+class Recovery:
+    """Further attempts at requests in the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, pool: TokenizerPool, replies: Replies, long_body_bytes: int, metrics: Metrics
+    ) -> None:
+        self._ledger = ledger
+        self._pool = pool
+        self._replies = replies
+        self._long_body_bytes = long_body_bytes
+        self._metrics = metrics
+
+    def recover(self, topology: Topology, suspects: Collection[Assignment], now_s: float) -> None:
+        """Whoever is missing is dead, and what it held begins again elsewhere.
+
+        ``suspects``: what the dead tokenizer workers were working on when they died.
+        """
+        dead = self._ledger.deaths({peer.identity for peer in topology.peers})
+        for identity in dead:
+            self.recover_bodies(self._pool.remove_worker(identity), "tokenizer_died", now_s, suspects)
+        for request in self._ledger:
+            if request.api in dead:
+                self._replies.cancel(request)
+            if request.state is State.RUNNING:
+                lost = {request.engine, request.detokenizer} & dead
+                # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
+                unsure = request.tokenizer in dead and not request.has_output
+                if lost or unsure:
+                    request.deaths.update(_role(identity) for identity in lost.difference(topology.left))
+                    self.begin_again(request, "worker_died")
+
+    # --- bodies
+
+    def enqueue(self, request: Request, now_s: float) -> None:
+        """Let a body wait for a tokenizer worker, for the first time or again."""
+        request.state = State.QUEUED
+        exclusive = request.num_body_deaths > 0 or request.body_bytes > self._long_body_bytes
+        self._pool.enqueue(Waiting(request.request_id, request.body_bytes, exclusive, now_s))
+
+    def recover_bodies(
+        self, assignments: Iterable[Assignment], reason: str, now_s: float, suspects: Collection[Assignment]
+    ) -> None:
+        """Bodies that a dead or stalled tokenizer worker had."""
+        for request_id, attempt in assignments:
+            request = self._ledger.current(request_id, attempt)
+            if request is None:
+                continue
+            if request.cancelled:
+                self._ledger.remove(request)
+            elif request.has_output:
+                request.state = State.RUNNING  # its ids had been sent; only the notice of it is late or lost
+            else:
+                request.num_body_deaths += (request_id, attempt) in suspects
+                self._prepare_again(request, reason, now_s)
+
+    def _prepare_again(self, request: Request, reason: str, now_s: float) -> None:
+        self._give_up_attempt(request)
+        if request.num_body_deaths >= MAX_BODY_DEATHS:
+            self._replies.fail(request, POISON)
+        else:
+            self._metrics.add("request_retries_total", reason=reason)
+            self.enqueue(request, now_s)
+
+    # --- running requests
+
+    def begin_again(self, request: Request, reason: str) -> None:
+        """Send the journal to a living engine, with the next attempt."""
+        self._give_up_attempt(request)
+        if request.cancelled:
+            self._ledger.remove(request)
+        elif not request.journal.prepared or max(request.deaths.values(), default=0) >= MAX_DEATHS_WITHOUT_TOKEN:
+            self._replies.fail(request, ENGINE_FAILED)
+        elif not self._ledger.can_run:
+            self._ledger.parked[request.request_id] = request
+        else:
+            self._metrics.add("request_retries_total", reason=reason)
+            self._ledger.place_well(request)
+            request.state = State.RUNNING
+            generate = request.journal.generate(request.request_id, request.attempt, request.detokenizer)
+            self._replies.send(request.engine, generate)
+
+    def park(self, request: Request) -> None:
+        """Begin it again a moment later."""
+        self._give_up_attempt(request)
+        if request.cancelled:
+            self._ledger.remove(request)
+        else:
+            self._ledger.parked[request.request_id] = request
+
+    def unpark(self) -> None:
+        """Begin what is parked, if there is somebody to run it."""
+        if self._ledger.parked and self._ledger.can_run:
+            parked, self._ledger.parked = self._ledger.parked, {}
+            for request in parked.values():
+                self.begin_again(request, "parked")
+
+    def _give_up_attempt(self, request: Request) -> None:
+        """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
+        for worker, living in (
+            (request.engine, self._ledger.engines),
+            (request.detokenizer, self._ledger.detokenizers),
+        ):
+            if worker in living:  # a dead tokenizer may have sent the ids before its word could be read
+                self._replies.send(worker, Abort(request.request_id, request.attempt))
+        self._ledger.place(request, "", "")
+        request.attempt += 1
+        request.state = State.PARKED
+        request.tokenizer = ""
+        request.has_output = request.undelivered = False
+
+
+def _role(identity: str) -> str:
+    return identity.split(".")[0]

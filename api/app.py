@@ -42,6 +42,7 @@ ROUTES = {
     "/detokenize": Route.DETOKENIZE,
     "/v1/messages": Route.MESSAGES,
     "/v1/messages/count_tokens": Route.COUNT_TOKENS,
+    "/v1/responses": Route.RESPONSES,
 }
 OPEN_PATHS = {"/health", "/ready", "/metrics", "/version", "/openapi.json", "/docs"}  # no API key needed
 REFUSED_PATHS = {  # known from other servers

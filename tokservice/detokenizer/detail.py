@@ -33,6 +33,7 @@ class Detail:
         self._report = report
         self._has_begun = False
         self._calls_tools = False
+        self._num_reasoning_tokens = 0
         self._num_echoed = 0  # characters of the prompt before the output
 
     def piece(self, choice: ChoiceText, shown: str) -> Piece:
@@ -51,6 +52,9 @@ class Detail:
                 piece.tokens += self._behind_echo(self._log.rest())
         self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
         piece.calls_tools = self._calls_tools
+        if any(part.kind == Kind.REASONING for part in piece.parts):
+            self._num_reasoning_tokens = choice.num_tokens
+        piece.num_reasoning_tokens = self._num_reasoning_tokens
         return piece
 
     def _behind_echo(self, entries: list[TokenEntry]) -> list[TokenEntry]:

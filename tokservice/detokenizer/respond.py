@@ -21,7 +21,7 @@ from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
 from tokservice.protocol.responses import response_format
-from tokservice.wire.errors import ENGINE_FAILED, WireError, sse_error
+from tokservice.wire.errors import ENGINE_FAILED, WireError
 from tokservice.wire.messages import FinishReason, Route
 
 OK = 200
@@ -64,6 +64,7 @@ class Responder:
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
         self._pieces: list[list[Piece]] = [[] for _ in self._choices]  # of a plain response
+        self._is_numbered = self._context.route == Route.RESPONSES  # its events
         self._is_bare = self._context.stream and not self._details and not self._context.continuous_usage
         self._cached = [0] * len(self._context.num_prompt_tokens)  # prompt tokens found in the prefix cache
         self._num_running = len(self._choices)
@@ -111,7 +112,7 @@ class Responder:
             self._cached[prompt] = min(num_cached_tokens, self._context.num_prompt_tokens[prompt])
         before = text.num_tokens
         is_first = not before
-        data = self._show(choice, text.push(token_ids, finish_reason, rows))
+        data = self._consume(choice, token_ids, finish_reason, rows)
         fed = Fed(choice, data, text.num_tokens - before, text.finish_reason)
         if self._details:
             fed = fed._replace(note=self._note(choice, rows, fed.num_consumed, is_first=is_first))
@@ -158,15 +159,33 @@ class Responder:
             silent, unseen = token_ids[:num_delivered], token_ids[num_delivered:]
             silent_rows = rows and rows.part(0, num_delivered)
             unseen_rows = rows and rows.part(num_delivered, len(token_ids))
-            self._show(choice, text.push(silent, FinishReason.RUNNING if unseen else finished, silent_rows))
+            self._consume(choice, silent, FinishReason.RUNNING if unseen else finished, silent_rows)
         if not text.finish_reason:
-            data = self._show(choice, text.push(unseen, finished, unseen_rows))
+            data = self._consume(choice, unseen, finished, unseen_rows)
             if data or text.finish_reason != finished:
                 self._owed.append(Fed(choice, data, 0, text.finish_reason))
         if text.finish_reason:
             self._num_running -= 1
 
     # --- bytes
+
+    def _consume(
+        self, choice: int, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None
+    ) -> bytes:
+        """The events that some tokens make: one for all of them, or, where events are numbered, those that each would
+        make alone: a successor, which replays many at once, has to count the same.
+        """
+        text = self._choices[choice]
+        if not self._is_numbered or len(token_ids) < 2:
+            return self._show(choice, text.push(token_ids, finish_reason, rows))
+        events = []
+        for place in range(len(token_ids)):
+            finish = finish_reason if place == len(token_ids) - 1 else FinishReason.RUNNING
+            row = rows and rows.part(place, place + 1)
+            events.append(self._show(choice, text.push(token_ids[place : place + 1], finish, row)))
+            if text.finish_reason:
+                break
+        return b"".join(events)
 
     def _show(self, choice: int, shown: str) -> bytes:
         """The event for some text of a choice; of a plain response its piece is kept."""
@@ -205,7 +224,7 @@ class Responder:
         """The engine gave up on one choice: the whole response ends."""
         self._over = True
         if self._context.stream:
-            return fed._replace(data=sse_error(ENGINE_FAILED, self._context.route), last=True)
+            return fed._replace(data=fed.data + self._format.failure(ENGINE_FAILED), last=True)
         return fed._replace(data=ENGINE_FAILED.body(self._context.route), status=ENGINE_FAILED.status, last=True)
 
     def _usage(self) -> Usage:

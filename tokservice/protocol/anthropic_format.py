@@ -15,7 +15,8 @@ from tokservice.protocol.chat_message import call_id
 from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
 from tokservice.protocol.parts import Kind, Part, Piece, Usage
-from tokservice.wire.messages import FinishReason
+from tokservice.wire.errors import RequestError, sse_error
+from tokservice.wire.messages import FinishReason, Route
 
 _GROWS = {Kind.CONTENT: "text", Kind.REASONING: "thinking"}  # this field of a block
 _DELTAS = {  # the beginning of the object that tells of it
@@ -55,6 +56,10 @@ class MessagesFormat:
         """See ResponseFormat."""
         ended = _event("message_delta", {"delta": _stop(self._last), "usage": _usage(usage)})
         return ended + _event("message_stop", {})
+
+    def failure(self, error: RequestError) -> bytes:
+        """See ResponseFormat."""
+        return sse_error(error, Route.MESSAGES)
 
     def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """See ResponseFormat."""

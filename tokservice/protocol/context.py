@@ -38,6 +38,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     tool_names: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     reasoning: str = ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it
+    repeated: bytes = b""  # the fields of the request that a response of the Responses API repeats: a JSON object
 
 
 _encoder = msgspec.msgpack.Encoder()

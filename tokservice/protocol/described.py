@@ -16,6 +16,7 @@ from msgspec import Raw
 
 from tokservice.protocol.reading import Neutral
 from tokservice.protocol.requests import Message
+from tokservice.protocol.responses_api_requests import Item, ResponsesBody
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -26,7 +27,10 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
 
 # What is read by other means than its type.
-_PRECISE: dict[tuple[type, str], Any] = {(Message, "content"): str | list[TextPart] | None}
+_PRECISE: dict[tuple[type, str], Any] = {
+    (Message, "content"): str | list[TextPart] | None,
+    (ResponsesBody, "input"): str | list[Item],
+}
 
 
 @cache

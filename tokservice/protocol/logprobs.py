@@ -46,11 +46,16 @@ def completion_logprobs(entries: Sequence[TokenEntry]) -> bytes:
 
 def chat_logprobs(entries: Sequence[TokenEntry]) -> bytes:
     """``logprobs`` of a chat completion."""
+    return json_value({"content": text_logprobs(entries), "refusal": None})
+
+
+def text_logprobs(entries: Sequence[TokenEntry]) -> list[dict[str, Any]]:
+    """The list in it, which is also that of a text of the Responses API."""
     content = []
     for entry in entries:
         top = [{"token": one.text, "logprob": one.logprob, "bytes": list(one.data)} for one in entry.top]
         content.append({"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.data), "top_logprobs": top})
-    return json_value({"content": content, "refusal": None})
+    return content
 
 
 def generate_logprobs(entries: Sequence[TokenEntry]) -> bytes:

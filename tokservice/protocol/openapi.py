@@ -13,7 +13,14 @@ from typing import Any
 
 import msgspec
 
-from tokservice.protocol import answers, anthropic_answers, anthropic_requests, requests
+from tokservice.protocol import (
+    answers,
+    anthropic_answers,
+    anthropic_requests,
+    requests,
+    responses_api_answers,
+    responses_api_requests,
+)
 from tokservice.protocol.described import described
 
 Document = dict[str, Any]
@@ -24,7 +31,7 @@ SCHEMAS = "#/components/schemas/{name}"
 DESCRIPTION = """\
 A field that is not listed is refused with a 400 that names it; null means the same as leaving a field out. \
 With "stream": true the answer is server-sent events, each an object of a schema given here; \
-in OpenAI's API a last one is [DONE]."""
+where all are of one schema, a last one is [DONE]."""
 POST_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503, 504)
 GET_ERRORS = (401, 404, 405)
 CHAT_EXAMPLE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -144,6 +151,24 @@ OPERATIONS = (
         answer=anthropic_answers.TokenCount,
         error=anthropic_answers.MessageError,
         examples={"question": {"model": MODEL, "messages": CHAT_EXAMPLE}},
+    ),
+    Operation(
+        path="/v1/responses",
+        summary="Answer a conversation, in the form of OpenAI's Responses API; nothing is stored",
+        body=responses_api_requests.ResponsesBody,
+        answer=responses_api_answers.AnsweredResponse,
+        events=responses_api_answers.EVENTS,
+        examples={
+            "question": {"input": CHAT_EXAMPLE[0]["content"], "max_output_tokens": 20},
+            "stream": {"input": [{"type": "message", **CHAT_EXAMPLE[0]}], "max_output_tokens": 20, "stream": True},
+            "tool": {
+                "instructions": "Use your tools.",
+                "input": [{"type": "message", **CHAT_EXAMPLE[0]}],
+                "tools": [{"type": "function", "name": "look_up", "parameters": TOOL_EXAMPLE}],
+                "tool_choice": "required",
+                "max_output_tokens": 20,
+            },
+        },
     ),
     Operation(path="/v1/models", summary="The models that are served", answer=answers.ModelList),
     Operation(path="/v1/models/{model}", summary="One of them", answer=answers.Model),

@@ -84,6 +84,7 @@ class Piece:
     finish: FinishReason = FinishReason.RUNNING
     calls_tools: bool = False  # a tool call has begun, in this piece or before
     stop_string: str = ""  # that ended the choice
+    num_reasoning_tokens: int = 0  # of the choice so far: all up to the end of the thoughts
 
     @property
     def text(self) -> str:
@@ -102,4 +103,5 @@ def merged(pieces: Iterable[Piece]) -> Piece:
         whole.finish = piece.finish or whole.finish
         whole.calls_tools = piece.calls_tools
         whole.stop_string = piece.stop_string
+        whole.num_reasoning_tokens = piece.num_reasoning_tokens
     return whole

@@ -76,11 +76,9 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 # --- bodies ---------------------------------------------------------------------------------------------------
 
 
-class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CommonSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How tokens are chosen, and where the output ends: for every way to generate."""
 
-    n: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -98,7 +96,6 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     truncate_prompt_tokens: int | None = None
-    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = NULL
     guided_regex: str | None = None
@@ -111,6 +108,14 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_beam_search: RefusedUnlessFalse = NULL
     length_penalty: Annotated[Raw, Neutral(1, 1.0)] = NULL
     spaces_between_special_tokens: Annotated[Raw, Neutral(True)] = NULL
+
+
+class Sampling(CommonSampling, kw_only=True):
+    """The same, with the fields that the Responses API has not, or calls otherwise."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
 
 
 class GenerationBody(Sampling, kw_only=True):

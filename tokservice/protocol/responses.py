@@ -18,7 +18,8 @@ from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
 from tokservice.protocol.logprobs import chat_logprobs, completion_logprobs, generate_logprobs, prompt_logprobs
 from tokservice.protocol.parts import Piece, PromptReport, Usage
-from tokservice.wire.errors import SSE_DONE
+from tokservice.protocol.responses_api_format import ResponsesApiFormat
+from tokservice.wire.errors import SSE_DONE, RequestError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
 _FINISH = {
@@ -49,6 +50,9 @@ class ResponseFormat(Protocol):
     def closing(self, usage: Usage) -> bytes:
         """What follows the last choice's end."""
 
+    def failure(self, error: RequestError) -> bytes:
+        """What ends a stream that cannot go on."""
+
     def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """The whole JSON body of a plain response; a piece for each choice."""
 
@@ -62,6 +66,8 @@ def response_format(context: Context) -> ResponseFormat:
             return GenerateFormat(context)
         case Route.MESSAGES:
             return MessagesFormat(context)
+        case Route.RESPONSES:
+            return ResponsesApiFormat(context)
     return CompletionFormat(context)
 
 
@@ -100,6 +106,10 @@ class CompletionFormat:
         if not self._context.include_usage:
             return SSE_DONE
         return b'data: %b"choices":[],"usage":%b}\n\n' % (self._head, usage_json(usage)) + SSE_DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        """See ResponseFormat."""
+        return sse_error(error)
 
     def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """See ResponseFormat."""

@@ -28,8 +28,9 @@ from tokservice.protocol.requests import (
     StreamOptions,
     TokenizeBody,
 )
+from tokservice.protocol.responses_api_requests import ResponsesBody
 from tokservice.runtime.config import TokenizerConfig
-from tokservice.tokenizer import chat_template, conversation
+from tokservice.tokenizer import chat_template, conversation, responses_api_chat
 from tokservice.tokenizer.anthropic_chat import chat_body, tokenize_body
 from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
@@ -51,6 +52,7 @@ _NAMES = {  # the field that holds the prompt, and the beginning of the response
     Route.CHAT_COMPLETIONS: ("messages", "chatcmpl-"),
     Route.GENERATE: ("prompt_token_ids", "gen-"),
     Route.MESSAGES: ("messages", "msg_"),
+    Route.RESPONSES: ("input", "resp_"),
 }
 DEFAULT_MAX_TOKENS = 16  # of completions; chat completions may use what the prompt leaves of the context
 
@@ -88,6 +90,7 @@ class Preparer:
         self._detokenizes = Reader(DetokenizeBody)
         self._messages = Reader(MessagesBody)
         self._token_counts = Reader(CountTokensBody)
+        self._responses = Reader(ResponsesBody)
         self._limits: EngineLimits | None = None
 
     def set_limits(self, limits: EngineLimits) -> None:
@@ -129,6 +132,8 @@ class Preparer:
             case Route.COUNT_TOKENS:
                 ids = self._token_ids_of(tokenize_body(self._token_counts.read(data)), now, self._limits)
                 return Answer(orjson.dumps({"input_tokens": len(ids)}))
+            case Route.RESPONSES:
+                return self._respond(self._responses.read(data), now, self._limits)
 
     # --- routes -----------------------------------------------------------------------------------------------
 
@@ -151,7 +156,12 @@ class Preparer:
         )
 
     def _chat(
-        self, body: ChatBody, now: float, limits: EngineLimits, route: Route = Route.CHAT_COMPLETIONS
+        self,
+        body: ChatBody,
+        now: float,
+        limits: EngineLimits,
+        route: Route = Route.CHAT_COMPLETIONS,
+        repeated: bytes = b"",
     ) -> Prepared:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
@@ -165,6 +175,7 @@ class Preparer:
             _output(body, body, limits),
             tools=tools,
             reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
+            repeated=repeated,
         )
         return self._generate(
             route,
@@ -178,6 +189,15 @@ class Preparer:
             now=now,
             limits=limits,
         )
+
+    def _respond(self, body: ResponsesBody, now: float, limits: EngineLimits) -> Prepared:
+        knows_effort = self._template is not None and "reasoning_effort" in self._template.source
+        repeated = responses_api_chat.repeated_fields(body, self._defaults)
+        try:
+            chat = responses_api_chat.chat_body(body, reasons=bool(self._reasoning_parser), knows_effort=knows_effort)
+            return self._chat(chat, now, limits, Route.RESPONSES, repeated)
+        except RequestError as error:
+            raise responses_api_chat.in_own_words(error) from error
 
     def _generate_ids(self, body: GenerateBody, now: float, limits: EngineLimits) -> Prepared:
         self._check_model(body.model)

@@ -49,6 +49,7 @@ class Output:
     tokens_as_ids: bool
     tools: ToolUse = field(default_factory=ToolUse)
     reasoning: str = ""
+    repeated: bytes = b""  # see Context
 
 
 def finished(
@@ -102,6 +103,7 @@ def finished(
         tool_names=output.tools.names,
         parallel_tool_calls=output.tools.parallel,
         reasoning=output.reasoning,
+        repeated=output.repeated,
     )
     return Prepared(
         stream=context.stream,

@@ -79,12 +79,17 @@ class RequestError(TokserviceError):
 
 
 SSE_DONE = b"data: [DONE]\n\n"
+LAST_SEQUENCE_NUMBER = 2**31 - 1  # who ends a stream from outside has not counted its events: this is after them all
 
 
 def sse_error(error: RequestError, route: int = 0) -> bytes:
-    """The events that end a stream which has already begun: the error, then, in OpenAI's API, [DONE]."""
+    """The events that end a stream which has already begun: the error, then, in most of OpenAI's API, [DONE]."""
     if route in _ANTHROPIC_ROUTES:
         return b"event: error\ndata: " + error.body(route) + b"\n\n"
+    if route == Route.RESPONSES:
+        event = {"type": "error", "sequence_number": LAST_SEQUENCE_NUMBER, "message": error.message}
+        data = json.dumps({**event, "param": error.param, "code": error.code}, separators=(",", ":")).encode()
+        return b"event: error\ndata: " + data + b"\n\n"
     return b"data: " + error.body() + b"\n\n" + SSE_DONE
 
 

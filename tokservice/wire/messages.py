@@ -53,6 +53,7 @@ class Route(IntEnum):
     GENERATE = 5
     MESSAGES = 6
     COUNT_TOKENS = 7  # of such a body
+    RESPONSES = 8
 
 
 class FinishReason(IntEnum):

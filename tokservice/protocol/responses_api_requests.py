@@ -1,0 +1,205 @@
+"""The body of ``/v1/responses`` (OpenAI's Responses API), as strict msgspec types.
+
+Used by the tokenizer workers; the rules of ``requests.py`` hold here too. Nothing is stored, and there are no tools of
+the server: what asks for either is refused. Ids of items, and how an item ended, are the client's bookkeeping.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Raw
+
+from tokservice.protocol.reading import (
+    NULL,
+    Ignored,
+    Neutral,
+    Reader,
+    Refused,
+    RefusedUnlessEmpty,
+    RefusedUnlessFalse,
+    neutral_fields,
+)
+from tokservice.protocol.requests import CommonSampling
+
+ItemStatus = typing.Literal["in_progress", "completed", "incomplete"]
+
+# --- items of the input ---------------------------------------------------------------------------------------
+
+
+class InputText(msgspec.Struct, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    """A text; the texts of a message are joined."""
+
+    text: str
+
+
+class PriorOutputText(msgspec.Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    """A text of an earlier answer."""
+
+    text: str
+    annotations: RefusedUnlessEmpty = NULL
+    logprobs: Ignored = NULL
+
+
+class MessageItem(msgspec.Struct, tag_field="type", tag="message", forbid_unknown_fields=True):
+    """A message; its type may be left out. The answer continues a last one of the assistant that is not completed."""
+
+    role: typing.Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | PriorOutputText]
+    id: str | None = None
+    status: ItemStatus | None = None
+    phase: Refused = NULL
+
+
+class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", forbid_unknown_fields=True):
+    """An earlier tool call of the assistant; the arguments are JSON in a text."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output", forbid_unknown_fields=True):
+    """What came of a tool call."""
+
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text", forbid_unknown_fields=True):
+    """A summary of thoughts."""
+
+    text: str
+
+
+class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", forbid_unknown_fields=True):
+    """Thoughts."""
+
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", forbid_unknown_fields=True):
+    """Earlier thoughts of the assistant; their summary counts where they are not there themselves."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    encrypted_content: Refused = NULL
+
+
+class TypeOfItem(msgspec.Struct):
+    """What of an item says how to read the rest."""
+
+    type: str | None = None
+
+
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+ITEM_READERS: dict[str, Reader[Any]] = {
+    "message": Reader(MessageItem),
+    "function_call": Reader(FunctionCallItem),
+    "function_call_output": Reader(FunctionCallOutputItem),
+    "reasoning": Reader(ReasoningItem),
+}
+TYPE_READER = Reader(TypeOfItem)
+
+# --- other parts ----------------------------------------------------------------------------------------------
+
+
+class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A function that the model may call: see ``tools.Function``."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """Demands a call of one function."""
+
+    name: str
+
+
+class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """Any text."""
+
+
+class JsonObjectFormat(msgspec.Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
+    """A JSON object."""
+
+
+class JsonSchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema", forbid_unknown_fields=True):
+    """JSON that follows a schema. ``strict`` false asks for less than what is done anyway."""
+
+    name: str
+    schema: dict[str, Any]
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """``text``"""
+
+    format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
+    verbosity: Annotated[Raw, Neutral("medium")] = NULL
+
+
+class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """``reasoning``; the effort goes to the chat template. Thoughts are given as they are, never summarised."""
+
+    effort: typing.Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Annotated[Raw, Neutral("auto")] = NULL
+    generate_summary: Annotated[Raw, Neutral("auto")] = NULL
+
+
+# --- the body -------------------------------------------------------------------------------------------------
+
+
+class ResponsesBody(CommonSampling, kw_only=True):
+    """``POST /v1/responses``"""
+
+    input: str | list[Raw]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    stream: bool | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: typing.Literal["none", "auto", "required"] | FunctionChoice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[typing.Literal["message.output_text.logprobs"]] | None = None
+    top_logprobs: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    priority: int | None = None
+
+    metadata: dict[str, str] | None = None  # bookkeeping of the client, which the answer repeats, as are the next three
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Ignored = NULL
+
+    store: RefusedUnlessFalse = NULL
+    background: RefusedUnlessFalse = NULL
+    previous_response_id: Refused = NULL
+    conversation: Refused = NULL
+    prompt: Refused = NULL
+    truncation: Annotated[Raw, Neutral("disabled")] = NULL
+    context_management: RefusedUnlessEmpty = NULL
+    max_tool_calls: Refused = NULL  # of the server's own tools
+    moderation: Refused = NULL
+    prompt_cache_options: RefusedUnlessEmpty = NULL
+    prompt_cache_retention: Annotated[Raw, Neutral("in_memory")] = NULL
+    stream_options: Annotated[Raw, Neutral({}, {"include_obfuscation": False})] = NULL
+
+
+PRIOR_TEXT_NEUTRAL = neutral_fields(PriorOutputText)
+TEXT_CONFIG_NEUTRAL = neutral_fields(TextConfig)
+REASONING_CONFIG_NEUTRAL = neutral_fields(ReasoningConfig)

@@ -1,0 +1,242 @@
+"""Bodies of OpenAI's Responses API as the chat bodies that ask for the same. Tokenizer worker; pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Raw
+
+from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
+from tokservice.protocol.reading import refuse_unsupported
+from tokservice.protocol.requests import ChatBody, CommonSampling, FunctionCall, Message, ToolCall
+from tokservice.protocol.responses_api_requests import (
+    ITEM_READERS,
+    PRIOR_TEXT_NEUTRAL,
+    REASONING_CONFIG_NEUTRAL,
+    TEXT_CONFIG_NEUTRAL,
+    TYPE_READER,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    FunctionChoice,
+    FunctionTool,
+    InputText,
+    Item,
+    JsonSchemaFormat,
+    MessageItem,
+    PriorOutputText,
+    ReasoningItem,
+    ReasoningText,
+    ResponsesBody,
+    SummaryText,
+    TextConfig,
+)
+from tokservice.protocol.tools import Function, FunctionName, NamedTool, Tool, ToolChoice
+from tokservice.tokenizer.sampling import GenerationDefaults
+from tokservice.wire.errors import RequestError
+
+MAX_REPEATED_BYTES = 1024 * 1024  # of the fields that the answer repeats: three times, where it is streamed
+MAX_METADATA = 16  # pairs, of these lengths in characters
+MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
+_OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
+
+
+def chat_body(body: ResponsesBody, *, reasons: bool, knows_effort: bool) -> ChatBody:
+    """The chat request. Raises RequestError (400).
+
+    ``reasons``: the model's thoughts are told apart; ``knows_effort``: its template has a variable for the effort.
+    """
+    items = None if isinstance(body.input, str) else [_item(place, raw) for place, raw in enumerate(body.input)]
+    wants_logprobs = bool(body.include)
+    if body.top_logprobs and not wants_logprobs:
+        raise _invalid("'top_logprobs' needs 'include': [\"message.output_text.logprobs\"].", "top_logprobs")
+    if wants_logprobs and (reasons or (body.tools and body.tool_choice != "none")):
+        message = "Logprobs are not supported where an answer can have thoughts or tool calls beside its text."
+        raise RequestError(message, param="include", code="unsupported")
+    return ChatBody(
+        **{name: getattr(body, name) for name in CommonSampling.__struct_fields__},
+        model=body.model,
+        messages=_conversation(body, items),
+        continue_final_message=_is_begun(items),
+        max_tokens=body.max_output_tokens,
+        stream=body.stream,
+        tools=None if body.tools is None else list(map(_tool, body.tools)),
+        tool_choice=_tool_choice(body.tool_choice),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text),
+        logprobs=wants_logprobs,
+        top_logprobs=body.top_logprobs if wants_logprobs else None,
+        chat_template_kwargs=_variables(body, knows_effort=reasons and knows_effort),
+        priority=body.priority,
+    )
+
+
+def repeated_fields(body: ResponsesBody, defaults: GenerationDefaults) -> bytes:
+    """The fields of the request that its answer repeats: a JSON object in ASCII. Raises RequestError (400)."""
+    _check_metadata(body.metadata or {})
+    asked = body.text.format if body.text and body.text.format else None
+    fields: dict[str, Any] = {
+        "background": False,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "store": False,
+        "temperature": defaults.temperature if body.temperature is None else body.temperature,
+        "text": {"format": _plain(asked) if asked else {"type": "text"}},
+        "tool_choice": _plain(body.tool_choice) if isinstance(body.tool_choice, FunctionChoice) else body.tool_choice,
+        "tools": list(map(_plain, body.tools or ())),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": defaults.top_p if body.top_p is None else body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+    fields["tool_choice"] = fields["tool_choice"] or "auto"
+    data = json.dumps(fields, separators=(",", ":")).encode()
+    if len(data) > MAX_REPEATED_BYTES:
+        longest = max(fields, key=lambda name: len(json.dumps(fields[name])))
+        raise _invalid(f"'{longest}' is too long for an answer to repeat it.", longest)
+    return data
+
+
+def in_own_words(error: RequestError) -> RequestError:
+    """What is wrong with the chat request, by the names that the Responses API has for its fields."""
+    message = re.sub(r"^messages\[\d+\]: ", "", error.message)
+    for name, other in _OTHER_NAMES.items():
+        message = message.replace(f"'{name}'", f"'{other}'")
+    return dataclasses.replace(error, message=message, param=_OTHER_NAMES.get(error.param or "", error.param))
+
+
+# --- the conversation -----------------------------------------------------------------------------------------
+
+
+def _item(place: int, raw: Raw) -> Item:
+    data = bytes(raw)
+    try:
+        kind = TYPE_READER.read(data).type or "message"
+        if kind not in ITEM_READERS:
+            raise RequestError(f"items of type '{kind[:50]}' are not supported.", code="unsupported")
+        item: Item = ITEM_READERS[kind].read(data)
+    except RequestError as error:
+        raise dataclasses.replace(error, message=f"input[{place}]: {error.message}", param="input") from error
+    return item
+
+
+def _is_begun(items: list[Item] | None) -> bool:
+    """Whether the last item is the beginning of the answer."""
+    last = items[-1] if items else None
+    return isinstance(last, MessageItem) and last.role == "assistant" and last.status in ("in_progress", "incomplete")
+
+
+def _conversation(body: ResponsesBody, items: list[Item] | None) -> list[Message]:
+    messages = [Message(role="system", content=body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message(role="user", content=body.input)]
+    if not items:
+        raise _invalid("'input' must not be empty.", "input")
+    for item in items:
+        _add(messages, item)
+    return messages
+
+
+def _add(messages: list[Message], item: Item) -> None:
+    """Thoughts, text and tool calls in a row are one message of the assistant."""
+    match item:
+        case MessageItem(role="assistant"):
+            _assistant_message(messages, "content").content = _text(item.content)
+        case MessageItem():
+            messages.append(Message(role=item.role, content=_text(item.content)))
+        case FunctionCallItem():
+            message = _assistant_message(messages)
+            message.tool_calls = message.tool_calls or []
+            message.tool_calls.append(ToolCall(FunctionCall(item.name, item.arguments), id=item.call_id))
+        case FunctionCallOutputItem():
+            messages.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
+        case ReasoningItem():
+            if thoughts := _text(item.content or item.summary):
+                _assistant_message(messages, "reasoning_content", "content", "tool_calls").reasoning_content = thoughts
+
+
+def _assistant_message(messages: list[Message], *unset: str) -> Message:
+    """The last message, if it is the assistant's and has none of these fields yet; else a new one."""
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or any(getattr(last, name) is not None for name in unset):
+        last = Message(role="assistant")
+        messages.append(last)
+    return last
+
+
+def _text(content: str | Iterable[InputText | PriorOutputText | SummaryText | ReasoningText]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content:
+        if isinstance(part, PriorOutputText):
+            refuse_unsupported(part, PRIOR_TEXT_NEUTRAL, param="input")
+        texts.append(part.text)
+    return "".join(texts)
+
+
+# --- other fields ---------------------------------------------------------------------------------------------
+
+
+def _tool(tool: FunctionTool) -> Tool:
+    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _tool_choice(choice: str | FunctionChoice | None) -> ToolChoice | None:
+    return NamedTool(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice  # type: ignore[return-value]
+
+
+def _response_format(text: TextConfig | None) -> ResponseFormat | None:
+    if text is None:
+        return None
+    refuse_unsupported(text, TEXT_CONFIG_NEUTRAL, param="text")
+    if text.format is None:
+        return None
+    kind = text.format.__struct_config__.tag
+    if not isinstance(text.format, JsonSchemaFormat):
+        return ResponseFormat(kind)  # type: ignore[arg-type]
+    asked = text.format
+    schema = Raw(json.dumps(asked.schema, ensure_ascii=False).encode())
+    return ResponseFormat("json_schema", JsonSchema(schema, asked.name, asked.description, asked.strict))
+
+
+def _variables(body: ResponsesBody, *, knows_effort: bool) -> dict[str, Any] | None:
+    """The template's variables; the effort has the name that templates give it."""
+    if body.reasoning is None:
+        return body.chat_template_kwargs
+    refuse_unsupported(body.reasoning, REASONING_CONFIG_NEUTRAL, param="reasoning")
+    if body.reasoning.effort is None:
+        return body.chat_template_kwargs
+    if not knows_effort:
+        message = "This model knows no 'effort' of reasoning."
+        raise RequestError(message, param="reasoning", code="unsupported")
+    return {**(body.chat_template_kwargs or {}), "reasoning_effort": body.reasoning.effort}
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    """A tagged struct without nested ones, all of its fields said."""
+    fields = {name: getattr(part, name) for name in part.__struct_fields__}
+    return {"type": part.__struct_config__.tag, **fields}
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    fits = all(len(key) <= MAX_METADATA_KEY and len(value) <= MAX_METADATA_VALUE for key, value in metadata.items())
+    if len(metadata) > MAX_METADATA or not fits:
+        message = (
+            f"'metadata' may hold at most {MAX_METADATA} pairs, keys of up to {MAX_METADATA_KEY} and values of up to "
+            f"{MAX_METADATA_VALUE} characters."
+        )
+        raise _invalid(message, "metadata")
+
+
+def _invalid(message: str, param: str) -> RequestError:
+    return RequestError(message, param=param, code="invalid_value")

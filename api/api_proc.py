@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 import resource
+import signal
 import socket
 import sys
 import time
@@ -23,6 +24,7 @@ from api.http_head import http_date
 from api.loop_lag import LoopLag
 from api.pages import Pages
 from api.router_client import RouterClient
+from api.tls import Tls
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import EXIT_CLEAN, Process, run_process
 from tokservice.wire.channels import LoopChannel
@@ -47,6 +49,7 @@ class Api:
         self._pages = Pages()
         self._router = RouterClient(loop, process)
         self._app = App(process.config.api, api_keys, self._router, self._pages, process.metrics)
+        self._tls = Tls(process.config.api, loop) if process.config.api.ssl_certfile else None
         self._stopped = asyncio.Event()
         self._control: LoopChannel
 
@@ -55,9 +58,10 @@ class Api:
         settings = self._process.config.api
         _raise_file_limit(settings.max_connections + MAX_SURPLUS_CONNECTIONS + FILES_BESIDE_CONNECTIONS)
         self._sweep()
+        self._loop.add_signal_handler(signal.SIGHUP, self._tls.reload if self._tls is not None else lambda: None)
         try:
             server = await self._loop.create_server(
-                lambda: HttpConnection(self._app, self._loop),
+                self._new_connection,
                 sock=_listen(settings.host, settings.port),
                 backlog=BACKLOG,
             )
@@ -74,12 +78,18 @@ class Api:
         await self._flush()
         self._router.close()
         self._control.close()
+        if self._tls is not None:
+            self._tls.close()
         return EXIT_CLEAN
 
     def report(self, metrics: Metrics) -> tuple[int, int]:
         """For the heartbeat."""
         metrics.set("http_connections", len(self._app.connections))
         return self._router.num_messages, self._router.num_open
+
+    def _new_connection(self) -> asyncio.Protocol:
+        connection = HttpConnection(self._app, self._loop)
+        return connection if self._tls is None else self._tls.protect(connection)
 
     def _on_control(self, message: Message) -> None:
         match message:

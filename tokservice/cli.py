@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,20 @@ from tokservice.runtime.logs import set_up_logging
 from tokservice.runtime.process import EXIT_CANNOT_START
 from tokservice.runtime.run_dir import run_directory
 from tokservice.runtime.supervisor import Supervisor
+from tokservice.runtime.tls import server_context
 from tokservice.wire.errors import ConfigError, StartupError
 
 API_KEY_VARIABLE = "TOKSERVICE_API_KEY"
 API_KEYS_FOR_CHILD = "TOKSERVICE_API_KEYS"
 
+
+def _origins(text: str) -> Any:
+    """A JSON list, or one origin as it is; ``ApiConfig`` checks them."""
+    return json.loads(text) if text.startswith("[") else [text]
+
+
 # The usual flags, and the configuration keys that they set.
-FLAGS: dict[str, tuple[str, type, str]] = {
+FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--model": ("model.path", str, "the default model's name, a folder, or a Hub id"),
     "--served-model-name": ("model.served_name", str, "name of the model in the API"),
     "--max-model-len": ("model.max_model_len", int, "prompt and output tokens of one sequence"),
@@ -37,6 +45,14 @@ FLAGS: dict[str, tuple[str, type, str]] = {
     "--chat-template": ("model.chat_template", str, "a Jinja file that replaces the model's own"),
     "--host": ("api.host", str, "address to listen on"),
     "--port": ("api.port", int, "port to listen on; 0 takes a free one"),
+    "--ssl-certfile": ("api.ssl_certfile", str, "PEM certificate: serve HTTPS"),
+    "--ssl-keyfile": ("api.ssl_keyfile", str, "its PEM key"),
+    "--ssl-ca-certs": (
+        "api.ssl_ca_certs",
+        str,
+        "PEM authorities, one of which must have signed a client's certificate",
+    ),
+    "--allowed-origins": ("api.allowed_origins", _origins, "web pages that may call: * or a JSON list"),
 }
 
 
@@ -46,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = _resolve(arguments)
         keys = _api_keys(arguments)
+        if config.api.ssl_certfile:
+            server_context(config.api)
     except (ConfigError, StartupError) as error:
         print(f"tokservice: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -139,7 +157,7 @@ def _with_model(config: Config) -> Config:
 
 def _print_banner(config: Config, supervisor: Supervisor) -> None:
     host = f"[{config.api.host}]" if ":" in config.api.host else config.api.host
-    url = f"http://{host}:{config.api.port}"
+    url = f"{'https' if config.api.ssl_certfile else 'http'}://{host}:{config.api.port}"
     body = f'{{"model": "{config.model.served_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     lines = [f"\ntokservice {tokservice.__version__} is ready at {url}   (model {config.model.served_name})\n"]
     lines += [

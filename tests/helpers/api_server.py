@@ -20,6 +20,8 @@ from api.app import App
 from api.http_connection import HttpConnection
 from api.pages import Pages
 from api.router_client import RouterClient
+from api.tls import Tls
+from tests.helpers.certificates import Certificates
 from tests.helpers.http_client import RawClient
 from tests.helpers.wait import wait_for
 from tokservice.runtime.config import Config
@@ -147,7 +149,17 @@ class StubRouter:
 class ApiServer:
     """A context: listens while it is entered. On leaving it fails if the loop saw an error."""
 
-    def __init__(self, *, host: str = "127.0.0.1", api_keys: Sequence[bytes] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        api_keys: Sequence[bytes] = (),
+        certificates: Certificates | None = None,
+        **settings: Any,
+    ) -> None:
+        if certificates is not None:
+            settings["ssl_certfile"] = str(certificates.server)
+        self.certificates = certificates
         config = Config()
         config = dataclasses.replace(config, api=dataclasses.replace(config.api, **settings))
         self.metrics = Metrics()
@@ -186,8 +198,12 @@ class ApiServer:
 
     def connect(self, *, small_buffers: bool = False) -> RawClient:
         """A new connection; closed at the end at the latest. With small buffers the system holds little of it."""
-        client = RawClient(self.address, receive_buffer=SMALL_BUFFER_BYTES if small_buffers else 0)
+        tls = self.certificates.client_context() if self.certificates is not None else None
+        client = RawClient(self.address, receive_buffer=SMALL_BUFFER_BYTES if small_buffers else 0, tls=tls)
         self._clients.append(client)
+        if tls is not None:  # the client's last word of the handshake may still be on its way
+            transport: Any = self.connection_of(client)._transport
+            wait_for(lambda: transport._is_open, what="the server's side of the handshake")
         if small_buffers:
             connection = self.connection_of(client)
             accepted = connection._transport.get_extra_info("socket")
@@ -258,9 +274,8 @@ class ApiServer:
         self.client = RouterClient(self._loop, self._process)  # type: ignore[arg-type]
         self.app = App(self._process.config.api, self._api_keys, self.client, self.pages, self.metrics)
         self.app.date = DATE
-        server = await self._loop.create_server(
-            lambda: HttpConnection(self.app, self._loop), self._host, 0, backlog=2048
-        )
+        self.tls = Tls(self._process.config.api, self._loop) if self.certificates is not None else None
+        server = await self._loop.create_server(self._new_connection, self._host, 0, backlog=2048)
         self.address = server.sockets[0].getsockname()[:2]
         self._ready.set()
         await self._stopped.wait()
@@ -269,6 +284,12 @@ class ApiServer:
         for connection in tuple(self.app.connections):
             connection.drop()
         await asyncio.sleep(0)
+        if self.tls is not None:
+            self.tls.close()
+
+    def _new_connection(self) -> asyncio.Protocol:
+        connection = HttpConnection(self.app, self._loop)
+        return connection if self.tls is None else self.tls.protect(connection)
 
 
 def most_in_one_turn(server: ApiServer, kind: type, name: str, cause: Callable[[], None]) -> tuple[int, int]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -21,16 +23,47 @@ class Response:
         return self.headers["connection"] == "keep-alive"
 
 
-class RawClient:
-    """A blocking socket."""
+class TlsSocket(ssl.SSLSocket):
+    """Says what a socket says where it would block, and stays readable when its sending side is closed."""
 
-    def __init__(self, address: tuple[str, int], *, receive_buffer: int = 0, timeout_s: float = 20.0) -> None:
+    def send(self, data: Any, flags: int = 0) -> int:
+        """See ``socket.send``."""
+        try:
+            return super().send(data, flags)
+        except ssl.SSLWantWriteError as error:
+            raise BlockingIOError from error
+
+    def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
+        """See ``socket.recv``."""
+        try:
+            return super().recv(buflen, flags)
+        except ssl.SSLWantReadError as error:
+            raise BlockingIOError from error
+
+    def shutdown(self, how: int) -> None:
+        """See ``socket.shutdown``."""
+        socket.socket.shutdown(self, how)
+
+
+class RawClient:
+    """A blocking socket; with ``tls`` its bytes are encrypted."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        *,
+        receive_buffer: int = 0,
+        timeout_s: float = 20.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.socket = socket.socket(family)
         if receive_buffer:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.socket.settimeout(timeout_s)
         self.socket.connect(address)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname=address[0])
         self._buffer = b""
 
     def send(self, data: bytes) -> RawClient:

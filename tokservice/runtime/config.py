@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 import types
 import typing
@@ -27,6 +28,7 @@ KIB = 1024
 MIB = 1024 * KIB
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,A-Z]+")  # ASCII serialization, RFC 6454
 
 
 def _require(condition: bool, key: str, rule: str) -> None:
@@ -66,12 +68,16 @@ class ApiConfig:
 
     host: str = "127.0.0.1"  # address to listen on
     port: int = 8000  # 0: any free port
+    ssl_certfile: str = ""  # PEM file with the certificate and those that it rests on: the port speaks TLS
+    ssl_keyfile: str = ""  # PEM file with its key, without a password; empty: in ssl_certfile
+    ssl_ca_certs: str = ""  # PEM file with authorities: clients need a certificate from one of them
+    allowed_origins: tuple[str, ...] = ()  # web pages that may call this server (CORS); ["*"]: all
     processes: int = 1  # they share the port (SO_REUSEPORT)
     nice: int = 0  # scheduling priority, 0 to 19; higher gives way to lower
     max_body_bytes: int = 64 * MIB  # a larger body gets 413
     max_header_bytes: int = 64 * KIB  # larger headers get 431
     max_connections: int = 4096  # further ones get 503, but for the pages that probes ask for
-    header_timeout_s: float = 30.0  # from a request's first byte to the end of its headers
+    header_timeout_s: float = 30.0  # from a request's first byte to the end of its headers; also for a TLS handshake
     body_timeout_s: float = 60.0  # for each 64 KiB of a body, or what is left of it
     keep_alive_s: float = 120.0  # an idle connection stays open so long; above what common proxies assume
     write_stall_s: float = 60.0  # a client that reads nothing for so long is cut off
@@ -82,6 +88,11 @@ class ApiConfig:
         _require_nice(self.nice, "api.nice")
         _require(bool(self.host), "api.host", "must not be empty")
         _require(0 <= self.port <= 65535, "api.port", "must be between 0 and 65535")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            _require(bool(self.ssl_certfile or not getattr(self, name)), f"api.{name}", "needs api.ssl_certfile")
+        for origin in self.allowed_origins:
+            rule = f"{origin!r} is not an origin as browsers name it: scheme://host or scheme://host:port, or *"
+            _require(origin == "*" or ORIGIN.fullmatch(origin) is not None, "api.allowed_origins", rule)
         _require(1 <= self.processes <= 64, "api.processes", "must be between 1 and 64")
         for name in ("max_body_bytes", "max_header_bytes", "max_connections", "max_unsent_bytes"):
             _require(getattr(self, name) >= 1, f"api.{name}", "must be at least 1")
@@ -312,7 +323,9 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
         return float(value)
     if type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{name}: must be a finite number")
+    if kind == tuple[str, ...] and type(value) is list and all(type(item) is str for item in value):
+        return tuple(value)
     if type(value) is kind:
         return value
-    expected = kind.__name__ if not isinstance(kind, types.GenericAlias) else str(kind)
+    expected = kind.__name__ if not isinstance(kind, types.GenericAlias) else "a list of strings"
     raise ConfigError(f"{name}: expected {expected}, got {value!r}")

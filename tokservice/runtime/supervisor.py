@@ -204,9 +204,15 @@ class Supervisor:
                 self._start(child)
 
     def _roll(self, now_s: float) -> None:
-        """After SIGHUP: restart the workers one by one, each once all others are well; no request is lost."""
+        """After SIGHUP: restart the workers one by one, each once all others are well; no request is lost.
+
+        The API processes stay, and read their certificate again.
+        """
         if self._hangups:
             self._hangups = 0
+            for child in self._of_role(Role.API):
+                if child.process is not None and child.hello is not None:  # before, the signal would end it
+                    child.process.send_signal(signal.SIGHUP)
             log.info("restarting the workers one by one")
             self._to_restart = deque(child for child in self.children if child.role in WORKERS)
         if self._leaving is not None and self._leaving[0].incarnation > self._leaving[1]:

@@ -36,7 +36,7 @@ def test_the_default_file_has_every_key_in_the_same_order() -> None:
 def _comments(source: str) -> dict[str, str]:
     """The comment behind each ``name = value`` or ``name: type = value``."""
     lines = [line.strip() for line in source.splitlines()]
-    matches = (re.match(r"(\w+)(?:: \w+)? = [^#]*?(?:  # (.*))?$", line) for line in lines)
+    matches = (re.match(r"(\w+)(?:: [\w\[\], .]+)? = [^#]*?(?:  # (.*))?$", line) for line in lines)
     return {match[1]: match[2] for match in matches if match and match[2]}
 
 

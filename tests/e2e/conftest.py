@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.helpers.loopback_only import loopback_only
 from tests.helpers.server import SIMULATED, Server, running_server
+
+__all__ = ["client", "default_model", "loopback_only", "simulated"]
 
 
 @pytest.fixture(scope="session")

@@ -173,6 +173,8 @@ class SimulatedEngine:
         if choice.num_output >= choice.max_tokens:  # nothing was asked for, or an earlier attempt made it all
             return self._end(choice, (), FinishReason.LENGTH)
         token = self._token(choice)
+        if token == self.simulated.fatal_token_id:
+            raise RuntimeError(f"token {token} is fatal, by simulated.fatal_token_id")
         choice.num_output += 1
         self._totals.output_tokens += 1
         if token in choice.stop_ids:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +18,10 @@ from tests.helpers.wait import wait_for
 
 NUM_STREAMS = 12
 NUM_TOKENS = 120
+FATAL_TOKEN = 300  # none that the simulated engine produces by itself
+FORCED_BIAS = 100
+MAX_RESTARTS = 6  # two beside others, one beside those that were cleared, one alone; two that it was not blamed for
+RESTARTS = re.compile(r'^tokservice_process_restarts_total\{role="engine"\} (\S+)$', re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +77,35 @@ def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]
     assert texts == right
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left behind")
     server.wait_until_status("/ready", 200)
+
+
+@pytest.mark.parametrize(("engines", "stream"), [(1, True), (2, False)])
+def test_poison_fails_alone(right: list[list[str]], engines: int, stream: bool) -> None:
+    """A request that ends its engine each time took its batch-mates with it, though they had done nothing: three
+    deaths without a new token were counted for all of them."""
+    settings = ("simulated.step_ms=10", f"engine.processes={engines}", f"simulated.fatal_token_id={FATAL_TOKEN}")
+    poison = {
+        "prompt": "Poison",
+        "max_tokens": 50,
+        "logit_bias": {"5000": FORCED_BIAS, "6000": FORCED_BIAS, str(FATAL_TOKEN): FORCED_BIAS},
+        "stream": stream,
+    }
+    with (
+        running_server(*SIMULATED, *(part for name in settings for part in ("--set", name))) as server,
+        ThreadPoolExecutor(NUM_STREAMS) as clients,
+    ):
+        asks = [streamed if index % 2 else plain for index in range(NUM_STREAMS)]
+        answers = [clients.submit(ask, server, index) for index, ask in enumerate(asks)]
+        wait_for(lambda: server.gauge("num_requests_running") >= NUM_STREAMS, what="they run")
+        answer = httpx.post(f"{server.url}/v1/completions", json=poison, timeout=60, trust_env=False)
+        texts = [answer.result(timeout=60) for answer in answers]
+        assert '"code":"engine_error"' in answer.text
+        assert answer.status_code == (200 if stream else 500)
+        assert answer.text.endswith("data: [DONE]\n\n") == stream
+        assert texts == right
+        restarts = sum(float(number) for number in re.findall(RESTARTS, server.metrics()))
+        assert 3 <= restarts <= MAX_RESTARTS
+        wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left behind")
 
 
 def test_a_rolling_restart_loses_nothing(server: Server, right: list[list[str]]) -> None:

@@ -150,7 +150,7 @@ class Bench:
         self._take()
 
     def undelivered(self, request_id: str, attempt: int) -> None:
-        self.core.undelivered(Undelivered((request_id,), (attempt,)))
+        self.core.undelivered(Undelivered((request_id,), (attempt,)), self.now)
         self._take()
 
     def progress(
@@ -265,7 +265,9 @@ class Bench:
         assert all(value == 0 for value in self.gauges().values()), self.gauges()
         assert not self.core.ledger.parked
         assert all(
-            load == 0 for loads in (self.core.ledger.engines, self.core.ledger.detokenizers) for load in loads.values()
+            load == 0
+            for workers in (self.core.ledger.engines, self.core.ledger.detokenizers)
+            for load in workers.loads.values()
         )
 
     # --- shortcuts

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import re
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.helpers.router import ids, numbers, role_of
@@ -58,6 +58,8 @@ class Plan:
     kind: str  # stream, plain, bad, answer
     lengths: tuple[int, ...]  # tokens of each choice
     stops: tuple[int, ...]  # of each choice: tokens after which a stop string ends it; 0: none
+    kills: Role | None = None  # whom it kills,
+    fatal: int = -1  # whenever that one has to do with this token of choice 0
 
 
 @dataclass
@@ -231,6 +233,9 @@ class Engine(Worker):
                 if rng.random() < 0.7:
                     start = run.num_tokens[choice]
                     end = min(start + rng.randint(1, 3), plan.lengths[choice])
+                    if plan.kills is Role.ENGINE and choice == 0 and start <= plan.fatal < end:
+                        self.world.kill(self.identity)
+                        return
                     reason = LENGTH if end == plan.lengths[choice] else RUNNING
                     outputs.append(Output(request_id, run.attempt, choice, list(range(start, end)), reason))
                     run.num_tokens[choice] = end
@@ -301,6 +306,9 @@ class Detokenizer(Worker):
             return
         before = run.consumed[row.choice]
         assert row.tokens == list(range(before, before + len(row.tokens))), "the engine's output has a gap"
+        if run.plan.kills is Role.DETOKENIZER and row.choice == 0 and run.plan.fatal in row.tokens:
+            self.world.kill(self.identity)
+            return
         tokens, reason, flags = row.tokens, row.reason, ReadyFlags.NONE
         stop = run.plan.stops[row.choice]
         if stop and before + len(tokens) >= stop:
@@ -364,8 +372,10 @@ KINDS: dict[Role, type[Worker]] = {
 class World:
     """The processes, the lines between them, and chance."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, share_of_poison: float = 0.0) -> None:
+        """``share_of_poison``: of the requests that ask for tokens, how many kill a worker each time."""
         self.rng = random.Random(seed)
+        self.share_of_poison = share_of_poison
         self.metrics = Metrics()
         settings = RouterConfig(queue_timeout_s=1e9, total_timeout_s=1e9)
         self.core = RouterCore(settings, SLOTS[Role.TOKENIZER], self.metrics)
@@ -442,7 +452,11 @@ class World:
         lengths = tuple(self.rng.randint(1, 12) for _ in range(num_choices))
         stops = tuple(self.rng.choice((0, 0, 0, self.rng.randint(1, length))) for length in lengths)
         kind = self.rng.choice(("stream", "stream", "plain", "plain", "bad", "answer"))
-        self.clients[request_id] = Client(api, Plan(kind, lengths, stops))
+        plan = Plan(kind, lengths, stops)
+        if kind in ("stream", "plain") and self.rng.random() < self.share_of_poison:
+            kills = self.rng.choice((Role.ENGINE, Role.DETOKENIZER))
+            plan = replace(plan, kills=kills, fatal=self.rng.randrange(stops[0] or lengths[0]))
+        self.clients[request_id] = Client(api, plan)
         pieces = self.rng.choice((0, 0, 0, 2))
         self.uploads[request_id] = pieces
         submit = Submit(request_id, 1, -1, not pieces, (request_id.encode(),))
@@ -507,7 +521,7 @@ class World:
             case Answered():
                 core.answered(sender, message, now)
             case Undelivered():
-                core.undelivered(message)
+                core.undelivered(message, now)
             case Progress():
                 core.progress(message, now)
 
@@ -533,7 +547,9 @@ class World:
             assert len(worker.in_flight) <= CAPACITY
         assert self.core.ledger.held_bytes == sum(request.held_bytes for request in self.core.ledger)
         assert all(
-            load >= 0 for loads in (self.core.ledger.engines, self.core.ledger.detokenizers) for load in loads.values()
+            load >= 0
+            for workers in (self.core.ledger.engines, self.core.ledger.detokenizers)
+            for load in workers.loads.values()
         )
 
     # --- chance
@@ -593,7 +609,8 @@ class World:
         assert core.ledger.held_bytes == 0
         assert not core.ledger.parked
         assert core._pool.num_waiting == core._pool.num_in_flight == 0
-        assert not any(core.ledger.engines.values()) and not any(core.ledger.detokenizers.values())  # noqa: PT018
+        for workers in (core.ledger.engines, core.ledger.detokenizers):
+            assert not any(workers.loads.values())
         for worker in self.workers.values():
             assert not getattr(worker, "running", {}), "an engine works for nobody"
             assert not getattr(worker, "open", {}), "a detokenizer waits for nobody"
@@ -613,8 +630,12 @@ class World:
         assert client.rows[0][0], "bytes before the head"
         data = b"".join(data for _, _, data in client.rows)
         failed = b'"error"' in data
-        if failed:
+        if client.plan.kills is not None:
+            assert failed, f"{request_id} cannot have been answered: {data!r}"
+            assert b'"engine_error"' in data
+        elif failed:
             assert self.may_fail(), f"{request_id} failed: {data!r}"
+        if failed:
             data = data.partition(b"data: ")[0] if client.rows[0][1] & ReadyFlags.STREAM else b""
         expected = {"bad": (400, b"bad"), "answer": (200, b"answer")}.get(client.plan.kind)
         if expected is not None and not failed:
@@ -623,8 +644,14 @@ class World:
             self.check_text(client.plan, data, whole=not failed)
 
     def may_fail(self) -> bool:
-        """Whether a request may be given up: one death, or one stall, must never be seen."""
-        return sum(self.deaths.values()) + self.num_long_waits >= 2
+        """Whether a request may be given up: one death, or one stall, must never be seen; nor the deaths that
+        another request is to blame for."""
+        return not self.share_of_poison and sum(self.deaths.values()) + self.num_long_waits >= 2
+
+    @property
+    def num_poisoned(self) -> int:
+        """Requests that kill workers."""
+        return sum(client.plan.kills is not None for client in self.clients.values())
 
     def check_text(self, plan: Plan, data: bytes, *, whole: bool) -> None:
         assert b"".join(match.group() for match in EVENT.finditer(data)) == data

@@ -76,10 +76,13 @@ class Server:
                 found[match[1], int(match[2])] = child.pid
         return found
 
+    def metrics(self) -> str:
+        """The supervisor's page as it is now."""
+        return httpx.get(f"{self.url}/metrics", trust_env=False).text
+
     def gauge(self, name: str) -> float:
         """The value of a metric without labels, as the supervisor's page has it now."""
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
-        match = re.search(rf"^tokservice_{name}(?:\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE)
+        match = re.search(rf"^tokservice_{name}(?:\{{[^}}]*\}})? (\S+)$", self.metrics(), re.MULTILINE)
         return float(match[1]) if match else 0.0
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from tokservice.router.ledger import Ledger
-from tokservice.router.recovery import Recovery
+from tokservice.router.recovery import LOSS, Recovery
 from tokservice.router.replies import Replies
 from tokservice.router.request import Request, State
 from tokservice.router.tokenizer_pool import Assignment, TokenizerPool
@@ -125,7 +125,8 @@ class RouterCore:
         elif not lost:
             self._replies.send(request.engine, Abort(request.request_id, request.attempt))
         if lost:
-            self._recovery.begin_again(request, "peer_lost")
+            self._recovery.park(request, "peer_lost", now_s)
+            self._recovery.unpark(now_s)
 
     def rejected(self, worker: str, message: Rejected, now_s: float) -> None:
         """A body was invalid."""
@@ -148,10 +149,9 @@ class RouterCore:
         if message.role == Role.TOKENIZER:
             self._pool.add_worker(message.identity, _slot(message.identity), message.capacity)
         self.ledger.greet(message.role, message.identity)
-        self._recovery.unpark()
         self._dispatch(now_s)
 
-    def undelivered(self, message: Undelivered) -> None:
+    def undelivered(self, message: Undelivered, now_s: float) -> None:
         """A worker could not hand requests on; a moment later the topology will have settled."""
         for request_id, attempt in zip(message.request_ids, message.attempts, strict=True):
             request = self.ledger.current(request_id, attempt)
@@ -160,8 +160,8 @@ class RouterCore:
             elif request.state is State.PREPARING:
                 request.undelivered = True  # its Accepted is still on the way here
             elif request.state is State.RUNNING:
-                request.deaths["undelivered"] += 1
-                self._recovery.park(request)
+                request.deaths[LOSS] += 1
+                self._recovery.park(request, "undelivered", now_s)
 
     # --- from detokenizers
 
@@ -213,6 +213,7 @@ class RouterCore:
             payload = ready if byte_start == sum(row[3] for row in rows) else b"".join(pieces)
             request_ids, statuses, all_flags, sizes = zip(*rows, strict=True)
             self._replies.send(api, ReadyBytes(request_ids, statuses, all_flags, sizes, frames=(payload,)))
+        self._recovery.unpark(now_s)  # a suspect may have been cleared
 
     # --- from the supervisor and the clock
 
@@ -227,7 +228,6 @@ class RouterCore:
 
     def tick(self, now_s: float) -> float:
         """Do what is due; returns the seconds until the next tick."""
-        self._recovery.unpark()
         if now_s >= self._next_sweep_s:
             self._next_sweep_s = now_s + SWEEP_INTERVAL_S
             self._sweep(now_s)
@@ -273,6 +273,8 @@ class RouterCore:
             self._replies.fail(request, OVERLOADED)
 
     def _dispatch(self, now_s: float) -> None:
+        """Let wait no longer who can go on: what is parked before what is new."""
+        self._recovery.unpark(now_s)
         if not self.ledger.can_run:
             return
         for body, worker in self._pool.assign(now_s):
@@ -307,6 +309,7 @@ class RouterCore:
             for request_id, attempt in assignments:
                 self._replies.send(worker, Abort(request_id, attempt))
             self._recovery.recover_bodies(assignments, "tokenizer_stalled", now_s, assignments[:1])
+        self._recovery.expire_parked(now_s - self._settings.queue_timeout_s)
         limit_s = now_s - self._settings.total_timeout_s
         for request in [item for item in self.ledger if item.created_s < limit_s]:
             if request.cancelled:

@@ -1,10 +1,11 @@
-"""The unfinished requests, what they weigh, and where they are placed. Pure."""
+"""The unfinished requests, what they weigh, and which workers live. Pure."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
+from tokservice.router.placement import Workers
 from tokservice.router.request import Request
 from tokservice.wire.messages import Buffer, Role
 
@@ -12,12 +13,12 @@ MAX_DEAD = 256  # identities whose last messages may still arrive
 
 
 class Ledger:
-    """One record for each unfinished request; the bytes that they hold; the load of each engine and detokenizer."""
+    """One record for each unfinished request; the bytes that they hold; the engines and detokenizers."""
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self.engines: Counter[str] = Counter()  # requests at each
-        self.detokenizers: Counter[str] = Counter()
+        self.engines = Workers(Role.ENGINE.label)
+        self.detokenizers = Workers(Role.DETOKENIZER.label)
         self.parked: dict[str, Request] = {}  # those that wait for an engine and a detokenizer
         self._requests: dict[str, Request] = {}
         self._living: set[str] = set()  # identities in the last topology
@@ -73,25 +74,22 @@ class Ledger:
 
     @property
     def can_run(self) -> bool:
-        """Whether there is an engine and a detokenizer."""
-        return bool(self.engines and self.detokenizers)
+        """Whether there is an engine and a detokenizer that a request may join."""
+        return self.engines.can_take and self.detokenizers.can_take
 
     def greet(self, role: int, identity: str) -> None:
         """An engine or a detokenizer is ready for work."""
         if role == Role.ENGINE:
-            self.engines.setdefault(identity, 0)
+            self.engines.greet(identity)
         elif role == Role.DETOKENIZER:
-            self.detokenizers.setdefault(identity, 0)
+            self.detokenizers.greet(identity)
 
-    def deaths(self, living: set[str]) -> set[str]:
-        """Who has died, now that these live."""
+    def deaths(self, living: set[str]) -> dict[str, int]:
+        """Who has died, now that these live, and how many requests an engine or detokenizer was ever given."""
         dead = self._living - living
         self._living = living
         self._dead.extend(dead)
-        for identity in dead:
-            self.engines.pop(identity, None)
-            self.detokenizers.pop(identity, None)
-        return dead
+        return {identity: self.engines.bury(identity) + self.detokenizers.bury(identity) for identity in dead}
 
     def is_dead(self, identity: str) -> bool:
         """Whether a message comes from a process that has died since it sent it."""
@@ -101,22 +99,16 @@ class Ledger:
         """Whether its engine and its detokenizer live."""
         return request.engine in self.engines and request.detokenizer in self.detokenizers
 
-    def place_well(self, request: Request) -> None:
-        """Give a request to the engine and the detokenizer that have the fewest."""
-        self.place(request, _least(self.engines), _least(self.detokenizers))
+    def place_well(self, request: Request) -> bool:
+        """Give a request to an engine and a detokenizer; False if it has to wait for one."""
+        engine, detokenizer = self.engines.choose(request), self.detokenizers.choose(request)
+        if not engine or not detokenizer:
+            return False
+        self.place(request, engine, detokenizer)
+        return True
 
     def place(self, request: Request, engine: str, detokenizer: str) -> None:
         """Move a request's weight to an engine and a detokenizer ('' for none)."""
-        for loads, old, new in (
-            (self.engines, request.engine, engine),
-            (self.detokenizers, request.detokenizer, detokenizer),
-        ):
-            if old in loads:
-                loads[old] -= 1
-            if new in loads:
-                loads[new] += 1
+        self.engines.move(request, request.engine, engine)
+        self.detokenizers.move(request, request.detokenizer, detokenizer)
         request.engine, request.detokenizer = engine, detokenizer
-
-
-def _least(loads: Counter[str]) -> str:
-    return min(loads, key=loads.__getitem__, default="")

@@ -1,7 +1,7 @@
 """How requests go on whose worker died, hangs, or lost a message. Pure.
 
 Bodies go to another tokenizer worker. Running requests begin again from their journal, at a living engine and
-detokenizer; while there is none they are parked.
+detokenizer; while there is none that they may join they are parked.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from tokservice.router.ledger import Ledger
+from tokservice.router.placement import MAX_DEATHS
 from tokservice.router.replies import Replies
 from tokservice.router.request import Request, State
 from tokservice.router.tokenizer_pool import Assignment, TokenizerPool, Waiting
 from tokservice.runtime.metrics import Metrics
-from tokservice.wire.errors import ENGINE_FAILED, POISON
+from tokservice.wire.errors import ENGINE_FAILED, POISON, QUEUE_TIMEOUT
 from tokservice.wire.messages import Abort, Topology
 
 MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
-MAX_DEATHS_WITHOUT_TOKEN = 3  # of one kind: a request that ends its worker ends the same kind each time
+MAX_LOSSES = 3  # without a new token: ids that cannot be handed on to living workers are not well-formed
+LOSS_PAUSE_S = 0.01  # then the topology will have settled
+LOSS = "loss"
 
 
 class Recovery:
@@ -44,12 +47,16 @@ class Recovery:
             if request.api in dead:
                 self._replies.cancel(request)
             if request.state is State.RUNNING:
-                lost = {request.engine, request.detokenizer} & dead
+                lost = {request.engine, request.detokenizer} & dead.keys()
                 # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
                 unsure = request.tokenizer in dead and not request.has_output
                 if lost or unsure:
-                    request.deaths.update(_role(identity) for identity in lost.difference(topology.left))
-                    self.begin_again(request, "worker_died")
+                    to_blame = False
+                    for identity in lost.difference(topology.left):
+                        kind = _role(identity)
+                        request.deaths[kind] += 1
+                        to_blame |= request.deaths[kind] >= MAX_DEATHS and dead[identity] == 1
+                    self.park(request, "worker_died", now_s, to_blame=to_blame)
 
     # --- bodies
 
@@ -85,36 +92,40 @@ class Recovery:
 
     # --- running requests
 
-    def begin_again(self, request: Request, reason: str) -> None:
-        """Send the journal to a living engine, with the next attempt."""
+    def park(self, request: Request, reason: str, now_s: float, *, to_blame: bool = False) -> None:
+        """Stop a running request, to begin it again from its journal as soon as somebody may run it.
+
+        ``to_blame``: it is what ended its worker, and has done so often enough.
+        """
         self._give_up_attempt(request)
         if request.cancelled:
             self._ledger.remove(request)
-        elif not request.journal.prepared or max(request.deaths.values(), default=0) >= MAX_DEATHS_WITHOUT_TOKEN:
+        elif to_blame or not request.journal.prepared or request.deaths[LOSS] >= MAX_LOSSES:
             self._replies.fail(request, ENGINE_FAILED)
-        elif not self._ledger.can_run:
-            self._ledger.parked[request.request_id] = request
         else:
             self._metrics.add("request_retries_total", reason=reason)
-            self._ledger.place_well(request)
-            request.state = State.RUNNING
-            generate = request.journal.generate(request.request_id, request.attempt, request.detokenizer)
-            self._replies.send(request.engine, generate)
-
-    def park(self, request: Request) -> None:
-        """Begin it again a moment later."""
-        self._give_up_attempt(request)
-        if request.cancelled:
-            self._ledger.remove(request)
-        else:
+            request.parked_s = now_s
             self._ledger.parked[request.request_id] = request
 
-    def unpark(self) -> None:
-        """Begin what is parked, if there is somebody to run it."""
-        if self._ledger.parked and self._ledger.can_run:
-            parked, self._ledger.parked = self._ledger.parked, {}
-            for request in parked.values():
-                self.begin_again(request, "parked")
+    def unpark(self, now_s: float) -> None:
+        """Begin what is parked, with the next attempt; suspects first, so that others do not fill what they need."""
+        if not self._ledger.parked or not self._ledger.can_run:
+            return
+        for request in sorted(self._ledger.parked.values(), key=_num_deaths, reverse=True):
+            if request.deaths[LOSS] and now_s - request.parked_s < LOSS_PAUSE_S:
+                continue
+            if self._ledger.place_well(request):
+                del self._ledger.parked[request.request_id]
+                request.state = State.RUNNING
+                generate = request.journal.generate(request.request_id, request.attempt, request.detokenizer)
+                self._replies.send(request.engine, generate)
+            elif not self._ledger.can_run:
+                return
+
+    def expire_parked(self, before_s: float) -> None:
+        """Give up what is parked since before a time."""
+        for request in [item for item in self._ledger.parked.values() if item.parked_s < before_s]:
+            self._replies.fail(request, QUEUE_TIMEOUT)
 
     def _give_up_attempt(self, request: Request) -> None:
         """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
@@ -129,6 +140,10 @@ class Recovery:
         request.state = State.PARKED
         request.tokenizer = ""
         request.has_output = request.undelivered = False
+
+
+def _num_deaths(request: Request) -> int:
+    return max(request.deaths.values(), default=0)
 
 
 def _role(identity: str) -> str:

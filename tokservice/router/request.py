@@ -17,7 +17,7 @@ class State(IntEnum):
     QUEUED = 2  # it waits for a tokenizer worker
     PREPARING = 3  # at a tokenizer worker
     RUNNING = 4  # at an engine and a detokenizer
-    PARKED = 5  # accepted, but there is no engine or no detokenizer to run it
+    PARKED = 5  # accepted, but there is no engine or no detokenizer that may run it now
 
 
 @dataclass(slots=True)
@@ -85,6 +85,7 @@ class Request:
     detokenizer: str = ""
     journal: Journal = field(default_factory=Journal)
     deaths: Counter[str] = field(default_factory=Counter)  # since the last new token: engines, detokenizers, losses
+    parked_s: float = 0.0  # since when it is parked
     cancelled: bool = False
     opened: bool = False  # the client has its status and headers
     has_output: bool = False  # of this attempt

@@ -107,7 +107,7 @@ class Router:
             case Answered():
                 self._core.answered(sender, message, time.monotonic())
             case Undelivered():
-                self._core.undelivered(message)
+                self._core.undelivered(message, time.monotonic())
             case Hello() if message.identity == sender:
                 self._core.hello(message, time.monotonic())
                 log.info("worker connected identity=%s", sender)

@@ -109,7 +109,7 @@ class RouterConfig:
     max_unfinished_bytes: int = 256 * MIB  # bodies and journals; above: 429
     long_body_bytes: int = 64 * KIB  # a larger body is long: it never delays short ones
     long_wait_s: float = 2.0  # a long body that has waited so long goes before short ones
-    queue_timeout_s: float = 60.0  # waiting for a tokenizer worker; then 503
+    queue_timeout_s: float = 60.0  # waiting for a worker, at first or after one has died; then 503
     total_timeout_s: float = 3600.0  # from the first byte to the last; then 504
 
     def __post_init__(self) -> None:
@@ -196,6 +196,7 @@ class SimulatedConfig:
     prefill_tokens_per_s: float = 0.0  # 0: prefill takes no time
     step_ms: float = 20.0  # time of one step: each running choice gets one token; 0: no pause at all
     max_model_len: int = 1_048_576  # prompt and output tokens of one sequence; up to 1048576
+    fatal_token_id: int = -1  # a fault to test with: producing it ends the process; -1: none does
 
     def __post_init__(self) -> None:
         _require(self.prefill_tokens_per_s >= 0, "simulated.prefill_tokens_per_s", "must be 0 or more")

@@ -63,7 +63,7 @@ def test_a_tombstone_that_nobody_ends_goes_at_last() -> None:
 
 
 def test_a_parked_request_times_out_too() -> None:
-    bench = Bench(total_timeout_s=60.0)
+    bench = Bench(total_timeout_s=60.0, queue_timeout_s=100.0)
     bench.running("r", 1)
     bench.die(ENGINE)
     bench.tick(61)

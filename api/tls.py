@@ -9,9 +9,11 @@ all limits on slow readers hold as they do without it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
-from concurrent.futures import Executor, ThreadPoolExecutor
+import threading
+from queue import SimpleQueue
 from typing import Any
 
 from tokservice.runtime.config import ApiConfig
@@ -32,11 +34,12 @@ class Tls:
         self._settings = settings
         self._loop = loop
         self._context = server_context(settings)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="handshakes")
+        self._shaking: SimpleQueue[TlsConnection | None] = SimpleQueue()
+        threading.Thread(target=self._shake_hands, name="handshakes", daemon=True).start()
 
     def protect(self, connection: asyncio.Protocol) -> asyncio.Protocol:
         """What the loop should give a new socket to."""
-        return TlsConnection(connection, self._context, self._loop, self._thread, self._settings.header_timeout_s)
+        return TlsConnection(connection, self._context, self._loop, self._shaking, self._settings.header_timeout_s)
 
     def reload(self) -> None:
         """Read the files again, for new connections; where that fails, the old certificate stays."""
@@ -48,8 +51,21 @@ class Tls:
             log.info("certificate loaded file=%s", self._settings.ssl_certfile)
 
     def close(self) -> None:
-        """End the thread; what waits for it is dropped."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        """End the thread."""
+        self._shaking.put(None)
+
+    def _shake_hands(self) -> None:
+        while self._shake_next():
+            pass  # and nothing is left in a variable that would keep a connection alive
+
+    def _shake_next(self) -> bool:
+        connection = self._shaking.get()
+        if connection is None:
+            return False
+        error = connection.shake_hands()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(connection.shaken, error)
+        return True
 
 
 class TlsConnection(asyncio.Transport, asyncio.Protocol):
@@ -60,13 +76,13 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         inner: asyncio.Protocol,
         context: ssl.SSLContext,
         loop: asyncio.AbstractEventLoop,
-        thread: Executor,
+        shaking: SimpleQueue[TlsConnection | None],
         handshake_timeout_s: float,
     ) -> None:
         super().__init__()
         self._inner = inner
         self._loop = loop
-        self._thread = thread
+        self._shaking = shaking
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._transport: asyncio.Transport
@@ -107,7 +123,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self._incoming.write(data)
             self._is_shaking = True
             self._pace()
-            self._loop.run_in_executor(self._thread, self._ssl.do_handshake).add_done_callback(self._shaken)
+            self._shaking.put(self)
 
     def eof_received(self) -> None:
         """The client has closed its sending side, with or without a word of TLS; the transport closes."""
@@ -177,14 +193,19 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         """Of the socket's transport."""
         return self._transport.get_extra_info(name, default)
 
-    # --- private
+    # --- for the thread
 
-    def _shaken(self, step: asyncio.Future[None]) -> None:
-        """The thread has taken a step of the handshake, as far as the client's bytes reached."""
+    def shake_hands(self) -> Exception | None:
+        """Take a step of the handshake, as far as the client's bytes reach; the thread calls this alone."""
+        try:
+            self._ssl.do_handshake()
+        except Exception as error:
+            return error.with_traceback(None)  # which would keep us alive
+        return None
+
+    def shaken(self, error: Exception | None) -> None:
+        """The thread has taken a step; None if it was the last."""
         self._is_shaking = False
-        if step.cancelled():
-            return
-        error = step.exception()
         if self._transport.is_closing():
             return
         self._send()
@@ -195,6 +216,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         elif not isinstance(error, ssl.SSLWantReadError):
             self._fail(error)
         self._pace()
+
+    # --- private
 
     def _read(self) -> None:
         """Decrypt and pass on, up to a turn's share."""
@@ -254,10 +277,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             return
         self._is_open = False
         self._has_more = False
-        try:
+        with contextlib.suppress(ssl.SSLError):  # it waits for the client's own goodbye; ours is written
             self._ssl.unwrap()
-        except ssl.SSLError:
-            pass  # it waits for the client's own goodbye; ours is written
         self._send()
 
     def _fail(self, error: BaseException) -> None:

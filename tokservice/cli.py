@@ -50,7 +50,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "--ssl-ca-certs": (
         "api.ssl_ca_certs",
         str,
-        "PEM authorities, one of which must have signed a client's certificate",
+        "PEM authorities, which must have signed clients' certificates",
     ),
     "--allowed-origins": ("api.allowed_origins", _origins, "web pages that may call: * or a JSON list"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,10 @@ TITLE = re.compile(r"tokservice: (\w+) (\d+)")
 class Server:
     """A started system; ``stop`` ends it and checks that nothing stays behind."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, verify: ssl.SSLContext | bool = True
+    ) -> None:
+        self.verify = verify  # how clients check a certificate
         self.output = Path(tempfile.mkstemp(prefix="server-", suffix=".log")[1])
         self._temporary = tempfile.TemporaryDirectory(prefix="ts", dir="/tmp")
         self.run_dir = Path(self._temporary.name) / "run"
@@ -50,14 +54,14 @@ class Server:
         def banner() -> re.Match[str] | None:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with code {self.process.returncode}:\n{self.log}")
-            return re.search(r"is ready at (http://\S+)", self.log)
+            return re.search(r"is ready at (https?://\S+)", self.log)
 
         self.url = wait_for(banner, timeout_s, "the server is ready").group(1)
         self.wait_until_status("/ready", 200)
 
     def wait_until_status(self, path: str, status: int, timeout_s: float = 30.0) -> None:
         """Until a page answers with a status."""
-        with httpx.Client(base_url=self.url, trust_env=False) as client:
+        with httpx.Client(base_url=self.url, trust_env=False, verify=self.verify) as client:
             wait_for(lambda: client.get(path).status_code == status, timeout_s, f"{path} says {status}")
 
     def pid(self, role: str, slot: int = 0) -> int:
@@ -78,7 +82,7 @@ class Server:
 
     def metrics(self) -> str:
         """The supervisor's page as it is now."""
-        return httpx.get(f"{self.url}/metrics", trust_env=False).text
+        return httpx.get(f"{self.url}/metrics", trust_env=False, verify=self.verify).text
 
     def gauge(self, name: str) -> float:
         """The value of a metric without labels, as the supervisor's page has it now."""
@@ -109,9 +113,11 @@ class Server:
 
 
 @contextmanager
-def running_server(*arguments: str, env: dict[str, str] | None = None, ready: bool = True) -> Iterator[Server]:
+def running_server(
+    *arguments: str, env: dict[str, str] | None = None, verify: ssl.SSLContext | bool = True, ready: bool = True
+) -> Iterator[Server]:
     """A server for one test, stopped at its end; with ``ready`` False it is only started."""
-    server = Server(*arguments, env=env)
+    server = Server(*arguments, env=env, verify=verify)
     try:
         if ready:
             server.wait_until_ready()

@@ -10,7 +10,7 @@ from tokservice.wire.errors import ConfigError
 
 
 def server_context(settings: ApiConfig) -> ssl.SSLContext:
-    """What ``ssl_certfile`` and its companions describe: TLS 1.2 and newer. Raises ConfigError, which names the file."""
+    """What ``ssl_certfile`` and its companions describe: TLS 1.2 and newer. Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION

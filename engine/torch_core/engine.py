@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from engine.checks import check_request
-from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs
+from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs, RequestRefused
 from engine.model_files import eos_token_ids
 from engine.torch_core.batch import StepBatch, build_batch
 from engine.torch_core.guide import GuideFailed, GuideMaker
+from engine.torch_core.guide_queue import GuideQueue
 from engine.torch_core.kv_cache import BlockPool
 from engine.torch_core.request import Sequence, Status, sequences_of
 from engine.torch_core.runner import Runner, load_runner
@@ -27,6 +28,7 @@ from tokservice.runtime.config import Config, EngineConfig
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason
 
 LOGIT_ROWS = 64  # logits of a whole prompt are computed in slices of so many rows
+GUIDE_WAIT_S = 0.005  # a step that has nothing else to do waits so long for a guide
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ class TorchEngine:
     def __init__(self, config: EngineConfig, runner: Runner, limits: EngineLimits, guides: GuideMaker) -> None:
         self._limits = limits
         self._runner = runner
-        self._guides = guides
+        self._guides = GuideQueue(guides)
         self._block_size = config.block_size
         pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(pool, runner.max_batched_tokens, config.max_num_seqs, config.prefix_caching)
@@ -60,7 +62,7 @@ class TorchEngine:
         """See EngineCore."""
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_waiting=self._scheduler.num_waiting,
+            num_waiting=self._scheduler.num_waiting + self._guides.num_waiting,
             kv_cache_used_tokens=self._scheduler.pool.num_used * self._block_size,
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
@@ -76,25 +78,24 @@ class TorchEngine:
             return
         sequences = sequences_of(request, self._limits.max_model_len, self._limits.eos_token_ids, self._num_added)
         self._num_added += len(sequences)
-        sampling = request.sampling
-        guides = [
-            self._guides.make(sampling.guide_kind, sampling.guide, sequence.output_ids)
-            for sequence in sequences
-            if sampling.guide_kind and sequence.ending() is FinishReason.RUNNING
-        ]
-        # From here on nothing is refused.
         self._drop(known.values())
+        self._guides.drop(request.request_id)
         self._ended = [output for output in self._ended if output.request_id != request.request_id]
-        self._requests[request.request_id] = {sequence.choice: sequence for sequence in sequences}
         if not sequences:
-            del self._requests[request.request_id]
+            self._requests.pop(request.request_id, None)
+            return
+        self._requests[request.request_id] = {sequence.choice: sequence for sequence in sequences}
+        unfinished = []
         for sequence in sequences:
             if sequence.num_output_tokens and sequence.ending() is not FinishReason.RUNNING:
                 self._ended.append(self._end(sequence, (), sequence.ending()))
-                continue
-            self._scheduler.add(sequence)
-            if guides:
-                self._sampler.set_guide(sequence, guides.pop(0))
+            else:
+                unfinished.append(sequence)
+        if request.sampling.guide_kind and unfinished:
+            self._guides.add(request.request_id, unfinished)
+        else:
+            for sequence in unfinished:
+                self._scheduler.add(sequence)
 
     def abort(self, request_id: str, choice: int = ALL_CHOICES) -> None:
         """See EngineCore."""
@@ -110,10 +111,13 @@ class TorchEngine:
     @torch.inference_mode()
     def step(self) -> list[ChoiceOutput]:
         """See EngineCore."""
+        self._begin_guided()
         outputs, self._ended = self._ended, []
         chunks = self._scheduler.schedule()
         if not chunks:
-            if self._requests:
+            if self._guides.num_waiting and not outputs:
+                self._guides.wait(GUIDE_WAIT_S)
+            elif self._requests and not self._guides.num_waiting:
                 raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
             return outputs
         batch = build_batch(chunks, self._block_size, self._runner.max_lookup_tokens)
@@ -122,6 +126,21 @@ class TorchEngine:
         self._count(chunks)
         self._scheduler.commit(chunks)
         return outputs + self._sample(chunks, batch, hidden)
+
+    def _begin_guided(self) -> None:
+        """Schedule the requests whose guides are compiled by now."""
+        for sequences, guides in self._guides.ready():
+            if isinstance(guides, RequestRefused):
+                # The tokenizer worker compiled it before: a fault of ours, but this request's alone.
+                log.error("guide refused request_id=%s reason=%s", sequences[0].request_id, guides)
+            for index, sequence in enumerate(sequences):
+                if sequence.status is Status.FINISHED:  # aborted meanwhile
+                    continue
+                if isinstance(guides, RequestRefused):
+                    self._ended.append(self._end(sequence, (), FinishReason.ERROR))
+                else:
+                    self._scheduler.add(sequence)
+                    self._sampler.set_guide(sequence, guides[index])
 
     def _sample(self, chunks: list[Chunk], batch: StepBatch, hidden: Tensor) -> list[ChoiceOutput]:
         rows = [int(batch.row_of[index][-1]) for index, chunk in enumerate(chunks) if chunk.samples]
@@ -164,6 +183,7 @@ class TorchEngine:
         del choices[sequence.choice]
         if not choices:
             del self._requests[sequence.request_id]
+            self._guides.drop(sequence.request_id)
         return output
 
     def _output(

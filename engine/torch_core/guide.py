@@ -1,20 +1,26 @@
 """Guided decoding: which tokens keep an output within a JSON schema, regular expression, grammar or choice.
 
-Engine process. llguidance does the work; it is imported with the first guided request. A guide's state is a function
-of the output tokens, so a continued request gets it back by replaying them.
+Engine process. llguidance does the work. A guide's state is a function of the output tokens, so a continued request
+gets it back by replaying them. Guides are compiled beside the step loop, see ``guide_queue.py``.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import llguidance
 import numpy as np
 import numpy.typing as npt
 
-from engine.core import RequestRefused
+from engine.core import RequestRefused, TokenIds
+
+MAX_STEP_ITEMS = 4500  # of the parser, for one mask: an ambiguous grammar ends itself before its masks stall everybody
+
+log = logging.getLogger(__name__)
 
 
 class GuideFailed(RuntimeError):
@@ -46,38 +52,50 @@ class Guide:
 
 
 class GuideMaker:
-    """Compiles guides for one tokenizer."""
+    """Compiles guides for one tokenizer. ``make`` may run in any thread, one at a time."""
 
     def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._model_dir = model_dir
+        """Reads the tokenizer now: that takes up to 2 s, in which no other thread can run Python."""
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
-        self._tokenizer: Any = None
+        self._tokenizer = _tokenizer(model_dir / "tokenizer.json", vocab_size, eos_token_ids)
+        self._limits = llguidance.LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
 
-    def make(self, kind: str, text: str, output_ids: Iterable[int]) -> Guide:
-        """A guide that stands after ``output_ids``. Raises RequestRefused where the text is no such grammar."""
-        import llguidance
+    def make(self, kind: str, text: str, outputs: Iterable[TokenIds]) -> list[Guide]:
+        """A guide for each output, standing after it. Raises RequestRefused where the text is no such grammar.
 
+        Most of the time is spent without the GIL, the first mask included, which is the dearest.
+        """
         if self._tokenizer is None:
-            path = self._model_dir / "tokenizer.json"
-            if not path.is_file():
-                raise RequestRefused("guided decoding needs the model's tokenizer.json")
-            eos = list(self._eos_token_ids) or None
-            self._tokenizer = llguidance.LLTokenizer(str(path), n_vocab=self._vocab_size, eos_token=eos)
+            raise RequestRefused("guided decoding needs the model's tokenizer.json")
         try:
             grammar = _grammar(llguidance.LLMatcher, kind, text)
         except ValueError as error:
             raise RequestRefused(f"guide: {error}") from error
-        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0)
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
         if matcher.is_error():
             raise RequestRefused(f"guide: {matcher.get_error()}")
-        guide = Guide(matcher, self._vocab_size)
+        return [self._after(output, Guide(matcher.deep_copy(), self._vocab_size)) for output in outputs]
+
+    def _after(self, output: TokenIds, guide: Guide) -> Guide:
         try:
-            for token in output_ids:
-                guide.accept(int(token))
+            for token in output.tolist():
+                guide.accept(token)
         except GuideFailed as error:
             raise RequestRefused(f"guide: the output so far does not follow it: {error}") from error
         return guide
+
+
+def _tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Any:
+    """llguidance's view of a tokenizer.json; None where it has none or cannot read it."""
+    if not path.is_file():
+        return None
+    try:
+        return llguidance.LLTokenizer(str(path), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+    except Exception as error:  # the library raises whatever its parsers raise
+        log.warning("no guided decoding with this tokenizer file=%s error=%s", path, error)
+        return None
 
 
 def _grammar(matcher: Any, kind: str, text: str) -> str:

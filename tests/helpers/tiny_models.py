@@ -97,3 +97,13 @@ def run_alone(engine: EngineCore, one: EngineRequest, choice: int = 0) -> list[i
     """The tokens of a request that has the engine for itself."""
     engine.add(one)
     return ids_of(drain(engine), one.request_id, choice)
+
+
+def assert_empty(engine: Any) -> None:
+    """Nothing is left of any request in a torch engine."""
+    assert not engine.has_work()
+    assert engine.stats.num_running == engine.stats.num_waiting == engine.stats.kv_cache_used_tokens == 0
+    assert not engine._requests
+    assert not engine._prompt_logprobs
+    assert not engine._sampler._guides
+    assert not engine._sampler._penalties._row_of

@@ -19,7 +19,8 @@ from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
 ANY_OBJECT = '{"type":"object"}'
-MAX_GUIDE_BYTES = 32 * 1024  # compiling takes the engine's time: 0.2 s for a schema of this size
+MAX_GUIDE_BYTES = 32 * 1024
+MAX_GRAMMAR_SYMBOLS = 10_000  # a short schema can stand for a huge grammar; so many take some 0.1 s to compile
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
 
@@ -52,7 +53,8 @@ def checked(guide: Guide) -> Guide:
 
     try:
         grammar, text = _compiled(llguidance, guide)
-        fault = llguidance.LLMatcher.validate_grammar(grammar, None)
+        limits = llguidance.LLParserLimits(max_grammar_size=MAX_GRAMMAR_SYMBOLS, verbose_errors=False)
+        fault = llguidance.LLMatcher.validate_grammar(grammar, None, limits=limits)
     except Exception as error:  # the library raises whatever its parsers raise
         fault, text = str(error), ""
     if fault:

@@ -64,9 +64,16 @@ def test_two_guides_exclude_each_other() -> None:
 
 
 def test_a_large_schema_is_refused_before_it_is_compiled() -> None:
-    """The engine compiles it between two steps of everybody else."""
     with pytest.raises(RequestError, match=f"at most {MAX_GUIDE_BYTES} bytes"):
         guide(guided_json={"enum": ["x" * MAX_GUIDE_BYTES]})
+
+
+def test_a_short_schema_of_a_huge_grammar_is_refused() -> None:
+    """Ten alternatives of two each are a thousand alternatives: a second of compiling, and of the first token."""
+    cross = [{"anyOf": [{"type": "object", "properties": {f"p{i}{j}": {}}} for j in "ab"]} for i in range(10)]
+    with pytest.raises(RequestError, match="too big"):
+        guide(guided_json={"allOf": cross})
+    assert guide(guided_json={"allOf": cross[:6]}) is not None
 
 
 def test_raw_parts_of_a_body_may_hold_anything() -> None:

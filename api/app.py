@@ -10,6 +10,7 @@ import hmac
 import time
 from collections.abc import Sequence
 
+from api.cors import Origins
 from api.exchange import SMALL_BODY_BYTES, Exchange
 from api.http_connection import HttpConnection
 from api.http_head import JSON
@@ -66,6 +67,7 @@ class App:
         self, settings: ApiConfig, api_keys: Sequence[bytes], router: RouterClient, pages: Pages, metrics: Metrics
     ) -> None:
         self.settings = settings
+        self.origins = Origins(settings.allowed_origins) if settings.allowed_origins else None
         self.date = b""
         self.draining = False
         self.connections: set[HttpConnection] = set()
@@ -95,6 +97,8 @@ class App:
             exchange.keep_alive = False
         if exchange.line.is_surplus and not is_open:
             exchange.respond_error(TOO_MANY_CONNECTIONS, close=True)
+        elif self.origins is not None and self.origins.is_preflight(exchange.method, exchange.headers):
+            exchange.respond(200, "text/plain", b"")
         elif not is_open and not self._is_authorized(exchange):
             exchange.respond_error(UNAUTHORIZED)
         elif exchange.route:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from api.cors import Origins
 from api.http_head import CONTINUE, EVENT_STREAM, JSON, LAST_CHUNK, chunk, response_head, safe_label
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import Buffer
@@ -15,6 +16,7 @@ class Line(Protocol):
     """What an exchange needs of its connection."""
 
     is_surplus: bool  # more connections are open than are served
+    origins: Origins | None  # whose pages may read the answers
 
     @property
     def date(self) -> bytes:
@@ -165,6 +167,7 @@ class Exchange:
             label=self.label,
             date=self.line.date,
             allow=allow,
+            extra=self.line.origins.headers(self.method, self.headers) if self.line.origins is not None else b"",
         )
 
     def _finish(self) -> None:

@@ -19,6 +19,7 @@ import socket
 from collections import deque
 from typing import Protocol, cast
 
+from api.cors import Origins
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
 from tokservice.runtime.config import ApiConfig
@@ -38,6 +39,7 @@ class Application(Protocol):
     """What is done with exchanges; see ``app.py``."""
 
     settings: ApiConfig
+    origins: Origins | None
     date: bytes
 
     def opened(self, connection: HttpConnection) -> None:
@@ -67,6 +69,7 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, application: Application, loop: asyncio.AbstractEventLoop) -> None:
         self.is_surplus = False
+        self.origins = application.origins
         self._application = application
         self._settings = application.settings
         self._loop = loop

@@ -42,8 +42,12 @@ def response_head(
     label: bytes,
     date: bytes,
     allow: bytes = b"",
+    extra: bytes = b"",
 ) -> bytes:
-    """Status line and headers. ``content_length`` None: the length is told by chunks or by closing."""
+    """Status line and headers. ``content_length`` None: the length is told by chunks or by closing.
+
+    ``extra``: more lines, each with its line break before it.
+    """
     lines = [
         _STATUS_LINES.get(status) or f"HTTP/1.1 {status} Unknown\r\n".encode(),
         b"date: ",
@@ -65,6 +69,8 @@ def response_head(
         lines.append(b"\r\nwww-authenticate: Bearer")
     if allow:
         lines += (b"\r\nallow: ", allow)
+    if extra:
+        lines.append(extra)
     lines.append(b"\r\nconnection: keep-alive\r\n\r\n" if keep_alive else b"\r\nconnection: close\r\n\r\n")
     return b"".join(lines)
 

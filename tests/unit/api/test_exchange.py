@@ -16,6 +16,7 @@ class FakeLine:
     """Keeps what is written."""
 
     is_surplus: bool = False
+    origins: None = None
     date: bytes = b"now"
     written: bytes = b""
     statuses: list[int] = field(default_factory=list)

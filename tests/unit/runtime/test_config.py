@@ -55,7 +55,7 @@ def test_every_shipped_file_loads(file: Path) -> None:
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    changed = resolve(settings=["api.port=0", "model.path=/a/ü b", "simulated.step_ms=2", "engine.deterministic=true"])
+    changed = resolve(settings=["api.port=0", "model.path=/a/ü b", "simulated.step_ms=2", 'api.allowed_origins=["*"]'])
     save(changed, tmp_path / "config.json")
     assert load(tmp_path / "config.json") == changed != Config()
 
@@ -80,6 +80,9 @@ def test_file_then_settings_then_flags(tmp_path: Path) -> None:
         ("model.path=a=b", "a=b"),
         ('model.served_name="7"', "7"),
         ("model.served_name=", ""),
+        ('api.allowed_origins=["https://a.example", "http://[::1]:8080"]', ("https://a.example", "http://[::1]:8080")),
+        ('api.allowed_origins=["*"]', ("*",)),
+        ("api.allowed_origins=[]", ()),
     ],
 )
 def test_settings_from_the_command_line(setting: str, value: Any) -> None:
@@ -103,6 +106,13 @@ def test_settings_from_the_command_line(setting: str, value: Any) -> None:
         ("api.port=many", "api.port: expected int, got 'many'"),
         ("api.port=-1", "api.port: must be between 0 and 65535"),
         ("api.port=[1]", "api.port: expected int"),
+        ("api.allowed_origins=*", r"api.allowed_origins: expected a list of strings, got '\*'"),
+        ("api.allowed_origins=[1]", "api.allowed_origins: expected a list of strings"),
+        ('api.allowed_origins=["https://a.example/"]', "api.allowed_origins: 'https://a.example/' is not an origin"),
+        ('api.allowed_origins=["a.example"]', "api.allowed_origins: 'a.example' is not an origin"),
+        ('api.allowed_origins=["null"]', "api.allowed_origins: 'null' is not an origin"),
+        ('api.allowed_origins=["https://A.example"]', "api.allowed_origins: 'https://A.example' is not an origin"),
+        ("api.ssl_keyfile=key.pem", "api.ssl_keyfile: needs api.ssl_certfile"),
         ("engine.deterministic=1", "engine.deterministic: expected bool, got 1"),
         ("simulated.step_ms=true", "simulated.step_ms: expected float, got True"),
         ("simulated.step_ms='5'", "simulated.step_ms: expected float, got '5'"),

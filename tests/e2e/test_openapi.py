@@ -29,6 +29,15 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "/generate": [
         {"prompt_token_ids": [[5, 6], [7]], "sampling_params": {"max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}},
     ],
+    "/v1/responses": [
+        {
+            "input": CHAT,
+            "max_output_tokens": 3,
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 2,
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        },
+    ],
 }
 WITH_USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
@@ -38,7 +47,7 @@ def check(operation: Operation, answer: httpx.Response) -> None:
     assert answer.status_code == 200, answer.text
     if answer.headers["content-type"].startswith("text/event-stream"):
         data = answer.content
-        if operation.error is ErrorEnvelope:
+        if len(operation.events) == 1:
             assert data.endswith(SSE_DONE)
             data = data.removesuffix(SSE_DONE)
         for event in data.decode().split("\n\n")[:-1]:
@@ -53,7 +62,7 @@ def check(operation: Operation, answer: httpx.Response) -> None:
 def test_answers_have_the_described_shape(client: httpx.Client, operation: Operation) -> None:
     bodies = [*operation.examples.values(), *SHAPES.get(operation.path, [])]
     if operation.events:
-        usage = WITH_USAGE if operation.error is ErrorEnvelope else {}
+        usage = WITH_USAGE if len(operation.events) == 1 else {}
         bodies += [_without_scores(body) | {"stream": True} | usage for body in bodies]
     for body in bodies:
         check(operation, client.post(operation.path, json=body))
@@ -87,14 +96,22 @@ def test_errors_have_the_described_shape(client: httpx.Client, operation: Operat
 
 
 def test_calls_and_thoughts_have_the_described_shape() -> None:
-    (chat,) = (operation for operation in POSTS if operation.path == "/v1/chat/completions")
+    by_path = {operation.path: operation for operation in POSTS}
+    chat, responses = by_path["/v1/chat/completions"], by_path["/v1/responses"]
     call = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Paris"}}\n</tool_call>'
-    body = chat.examples["tool"] | {"guided_choice": ["<think>hm</think>" + call], "max_tokens": 60}
+    more = {"guided_choice": ["<think>hm</think>" + call], "tool_choice": "auto"}
+    body = chat.examples["tool"] | more | {"max_tokens": 60}
+    other = responses.examples["tool"] | more | {"max_output_tokens": 60}
     with running_server("--set", "model.reasoning_parser=think") as server:
-        for shape in (body, body | {"stream": True} | WITH_USAGE):
-            answer = httpx.post(f"{server.url}{chat.path}", json=shape, timeout=60, trust_env=False)
-            check(chat, answer)
-            assert "reasoning_content" in answer.text
+        for operation, shape, thoughts in (
+            (chat, body, "reasoning_content"),
+            (chat, body | {"stream": True} | WITH_USAGE, "reasoning_content"),
+            (responses, other, "reasoning_text"),
+            (responses, other | {"stream": True}, "reasoning_text"),
+        ):
+            answer = httpx.post(f"{server.url}{operation.path}", json=shape, timeout=60, trust_env=False)
+            check(operation, answer)
+            assert thoughts in answer.text
             assert "look_up" in answer.text
 
 

@@ -39,7 +39,9 @@ def usage_json(usage: Usage) -> bytes:
 
 
 class ResponseFormat(Protocol):
-    """Writes the response of one request. What it writes depends on the pieces alone, never on their grouping."""
+    """Writes the response of one request. What it writes depends on the pieces alone; what it adds up to never on their
+    grouping.
+    """
 
     def delta(self, choice: int, text: str) -> bytes:
         """The event of a choice that goes on with some content, not its first one: the fast way of most tokens."""

@@ -106,6 +106,36 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
     (Route.TOKENIZE, {"prompt": "hello", "return_token_strs": True}),
     (Route.TOKENIZE, {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": False}),
     (Route.DETOKENIZE, {"tokens": [1, 2, 3]}),
+    (
+        Route.RESPONSES,
+        {
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+                {"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": "hm"}]},
+                {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"a": 1}'},
+                {"type": "function_call_output", "call_id": "1", "output": "5"},
+                {"type": "message", "role": "assistant", "content": "so", "status": "incomplete"},
+            ],
+            "instructions": "s",
+            "max_output_tokens": 5,
+            "metadata": {"a": "b"},
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "text"}},
+            "stream": True,
+            "top_k": 5,
+        },
+    ),
+    (
+        Route.RESPONSES,
+        {
+            "input": "x",
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+            "include": ["message.output_text.logprobs"],
+            "top_logprobs": 1,
+            "reasoning": {"effort": None},
+        },
+    ),
 ]
 NUMBERS = [0, -1, 1, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, 10**400, 129, True, False, None]
 STRINGS = ["", "a", "\x00", "\u2028", "😀", "{{ 7*7 }}", "<|im_end|>", "x" * 300, "assistant", "__class__"]

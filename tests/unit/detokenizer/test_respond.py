@@ -165,6 +165,19 @@ def test_an_engine_failure_is_told_to_the_client() -> None:
     assert (plain.data, plain.status, plain.last) == (ENGINE_FAILED.body(), 500, True)
 
 
+@pytest.mark.parametrize("tokens", [[], [A]])
+def test_an_engine_failure_has_its_event_in_the_responses_api(tokens: list[int]) -> None:
+    made = responder(route=Route.RESPONSES, response_id="resp_1", repeated=b'{"store":false}')
+    stream = made.feed(0, tokens, RUNNING).data + made.feed(0, [], FinishReason.ERROR).data
+    told = [json.loads(event.partition("data: ")[2]) for event in stream.decode().split("\n\n")[:-1]]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert [event["type"] for event in told[:2]] == ["response.created", "response.in_progress"]
+    assert told[-1]["type"] == "response.failed"
+    response = told[-1]["response"]
+    assert (response["status"], response["store"], response["usage"]) == ("failed", False, None)
+    assert response["error"] == {"code": "server_error", "message": ENGINE_FAILED.message}
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_aborted_request_ends_without_bytes(stream: bool) -> None:
     made = responder(stream=stream, n=2)

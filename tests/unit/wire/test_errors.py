@@ -30,6 +30,15 @@ def test_a_stream_ends_with_the_error_and_done() -> None:
     assert (done, rest) == (b"data: [DONE]", b"")
 
 
+def test_a_stream_of_the_responses_api_ends_with_its_error_event() -> None:
+    """Who cuts it off has not counted its events, so the number is one above them all."""
+    name, data = sse_error(RequestError("a\u2028b", 500, param="p", code="c"), Route.RESPONSES).splitlines()[:2]
+    assert name == b"event: error"
+    told = json.loads(data.removeprefix(b"data: "))
+    assert told.pop("sequence_number") == 2**31 - 1
+    assert told == {"type": "error", "message": "a\u2028b", "param": "p", "code": "c"}
+
+
 def test_no_line_end_gets_into_an_event() -> None:
     """A raw line end of any kind in a data line would break clients that split on it."""
     for separator in ("\n", "\r", "\u2028", "\u2029", "\x85"):

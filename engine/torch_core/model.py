@@ -75,7 +75,8 @@ class Model:
         self._head = load.pack(head.float() * checkpoint["model.norm.weight"].float(), None)
         self._eps = torch.tensor(spec.rms_eps, device=device)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
-        self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1).to(device)  # (max_len, 1, dim / 2)
+        rotations = torch.polar(torch.full_like(angles, spec.rope_scale), angles)
+        self._rotations = rotations.unsqueeze(1).to(device)  # (max_len, 1, head_dim / 2) complex64
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""

@@ -7,18 +7,13 @@ Engine process; pure. The files in ``families`` map a Hugging Face architecture 
 from __future__ import annotations
 
 import importlib
-import math
 import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from engine.torch_core import families
+from engine.torch_core.rope import Frequencies, read_rope
 from tokservice.wire.errors import StartupError
-
-Frequencies = npt.NDArray[np.float32]  # (head_dim / 2,) radians per position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +31,7 @@ class ModelSpec:
     rms_eps: float
     tied_embeddings: bool
     inv_freq: Frequencies  # rotary
+    rope_scale: float = 1.0  # of rotated queries and keys
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -67,6 +63,7 @@ def common_fields(config: dict[str, Any]) -> dict[str, Any]:
     """The fields that all families spell alike."""
     num_heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+    rope = read_rope(config, head_dim)
     return {
         "vocab_size": config["vocab_size"],
         "hidden_size": config["hidden_size"],
@@ -75,35 +72,17 @@ def common_fields(config: dict[str, Any]) -> dict[str, Any]:
         "num_kv_heads": config.get("num_key_value_heads") or num_heads,
         "head_dim": head_dim,
         "intermediate_size": config["intermediate_size"],
-        "max_position": config["max_position_embeddings"],
+        "max_position": rope.max_position,
         "rms_eps": config["rms_norm_eps"],
         "tied_embeddings": config.get("tie_word_embeddings", False),
-        "inv_freq": inverse_frequencies(config, head_dim),
+        "inv_freq": rope.inv_freq,
+        "rope_scale": rope.scale,
     }
 
 
-def inverse_frequencies(config: dict[str, Any], head_dim: int) -> Frequencies:
-    """Rotary frequencies with their scaling, of type "default", "linear" or "llama3". Raises StartupError."""
-    # transformers 5 writes rope_parameters; before, there were rope_theta and rope_scaling.
-    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
-    rope |= config.get("rope_scaling") or {}
-    rope |= config.get("rope_parameters") or {}
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    inv_freq: Frequencies = (1.0 / np.power(np.float32(rope["rope_theta"]), exponents)).astype(np.float32)
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "linear":
-        return inv_freq / np.float32(rope["factor"])
-    if kind == "llama3":
-        return _llama3_frequencies(inv_freq, rope)
-    if kind != "default":
-        raise StartupError(f"unsupported rope scaling {kind}; this engine has default, linear and llama3")
-    return inv_freq
-
-
-def _llama3_frequencies(inv_freq: Frequencies, rope: dict[str, Any]) -> Frequencies:
-    """Long wavelengths are stretched by ``factor``, short ones stay, those between are blended (Llama 3.1)."""
-    turns = rope["original_max_position_embeddings"] * inv_freq / np.float32(2 * math.pi)  # over the trained context
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    scaled: Frequencies = ((1 - keep) * inv_freq / rope["factor"] + keep * inv_freq).astype(np.float32)
-    return scaled
+def window_of_upper_layers(config: dict[str, Any]) -> int | None:
+    """Tokens of the sliding window that Qwen's layers from ``max_window_layers`` on have, where it is in use."""
+    has_windows = config.get("max_window_layers", 28) < config["num_hidden_layers"]
+    if config.get("layer_types"):
+        has_windows = "sliding_attention" in config["layer_types"]
+    return config.get("sliding_window") if has_windows and config.get("use_sliding_window") else None

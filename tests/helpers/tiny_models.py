@@ -35,14 +35,26 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 64}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama2": ("Llama", {"num_key_value_heads": 4}),
     "llama3": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}}),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}}),
     "mistral": ("Mistral", {"head_dim": 32}),
     "qwen2": ("Qwen2", {}),
+    "qwen2-yarn": ("Qwen2", {"rope_parameters": YARN_ROPE}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen3-yarn": (
+        "Qwen3",
+        {
+            "head_dim": 8,  # times 4 heads is less than hidden_size
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "rope_parameters": YARN_ROPE | {"mscale": 1.3, "mscale_all_dim": 0.7, "beta_fast": 16, "beta_slow": 2},
+        },
+    ),
 }
 
 

@@ -13,5 +13,5 @@ ARCHITECTURE = "MistralForCausalLM"
 def read(config: dict[str, Any]) -> ModelSpec:
     """The spec in a config.json."""
     fields = common_fields(config)
-    fields["max_position"] = min(fields["max_position"], config.get("sliding_window") or fields["max_position"])
+    fields["max_position"] = min(fields["max_position"], config.get("sliding_window", 4096) or fields["max_position"])
     return ModelSpec(**fields)

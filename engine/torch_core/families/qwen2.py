@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.torch_core.model_spec import ModelSpec, common_fields
+from engine.torch_core.model_spec import ModelSpec, common_fields, window_of_upper_layers
 
 ARCHITECTURE = "Qwen2ForCausalLM"
 
@@ -12,6 +12,5 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 def read(config: dict[str, Any]) -> ModelSpec:
     """The spec in a config.json; a sliding window, where one is in use, cuts the context."""
     fields = common_fields(config)
-    if config.get("use_sliding_window"):
-        fields["max_position"] = min(fields["max_position"], config["sliding_window"])
+    fields["max_position"] = min(fields["max_position"], window_of_upper_layers(config) or fields["max_position"])
     return ModelSpec(**fields, qkv_bias=True)

@@ -25,6 +25,7 @@ from engine.torch_core.runner import load_runner
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
 from tests.helpers.tiny_models import (
+    COMMON,
     FAMILIES,
     VOCAB_SIZE,
     drain,
@@ -137,12 +138,75 @@ def test_sharded_weights(tmp_path: Path) -> None:
     assert run_alone(make_engine(whole), one) == run_alone(make_engine(parts), one)
 
 
-def test_sliding_windows_cut_the_context(tmp_path: Path) -> None:
-    config: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "sliding_window": 64, "rms_norm_eps": 1e-5}
-    config |= {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    config |= {"intermediate_size": 8, "max_position_embeddings": 512}
-    assert read_spec(config).max_position == 64
-    assert read_spec(config | {"sliding_window": None}).max_position == 512
+SHAPE: dict[str, Any] = {
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+USED = {"sliding_window": 64, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "max_position"),
+    [
+        ("Mistral", {"sliding_window": 64}, 64),
+        ("Mistral", {"sliding_window": None}, 512),
+        ("Mistral", {"max_position_embeddings": 9000}, 4096),
+        ("Qwen2", {"sliding_window": 64}, 512),
+        ("Qwen2", USED | {"max_window_layers": 2}, 64),
+        ("Qwen2", USED | {"max_window_layers": 4}, 512),  # no layer is above
+        ("Qwen3", USED | {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}, 64),
+        ("Qwen3", USED | {"layer_types": ["full_attention"] * 4, "max_window_layers": 2}, 512),
+    ],
+    ids=str,
+)
+def test_sliding_windows_cut_the_context(family: str, changes: dict[str, Any], max_position: int) -> None:
+    config = SHAPE | {"architectures": [f"{family}ForCausalLM"]} | changes
+    assert read_spec(config).max_position == max_position
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Qwen2"])
+def test_up_to_the_window_attention_is_full(tmp_path: Path, family: str) -> None:
+    """The last position of the context that is left attends to exactly what a windowed model attends to."""
+    import transformers
+
+    windowed = getattr(transformers, f"{family}Config")(**(COMMON | USED | {"max_window_layers": 1}))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(windowed).eval()
+    model.save_pretrained(tmp_path)
+    engine = make_engine(tmp_path)
+    assert engine.limits.max_model_len == 64
+    engine.add(request("r", PROMPT[:63], max_tokens=5, num_prompt_logprobs=0, num_logprobs=0, temperature=0.0))
+    (output,) = drain(engine)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(PROMPT[:63].astype(np.int64))[None]).logits[0].log_softmax(-1).numpy()
+    assert output.prompt_logprobs is not None
+    assert output.logprobs is not None
+    got = [*output.prompt_logprobs.logprobs[:, 0], output.logprobs.logprobs[0, 0]]
+    np.testing.assert_allclose(got, expected[range(63), [*PROMPT[1:63], output.token_ids[0]]], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_position"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"type": "yarn", "factor": 4.0}, 2048),  # as in the cards of Qwen2.5 and Qwen3
+        ({"rope_type": "yarn", "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "linear", "factor": 4.0}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0}, 512),
+        ({"rope_type": "dynamic", "factor": 4.0, "original_max_position_embeddings": 128}, 128),
+        ({"rope_type": "default"}, 512),
+    ],
+    ids=str,
+)
+def test_stretched_positions_lengthen_the_context(rope: dict[str, Any], max_position: int) -> None:
+    config = SHAPE | {"architectures": ["LlamaForCausalLM"], "rope_scaling": rope}
+    assert read_spec(config).max_position == max_position
 
 
 @pytest.mark.parametrize(
@@ -151,7 +215,12 @@ def test_sliding_windows_cut_the_context(tmp_path: Path) -> None:
         ({"architectures": ["MambaForCausalLM"]}, r"MambaForCausalLM.*LlamaForCausalLM, MistralForCausalLM"),
         ({"architectures": None}, "unsupported architecture"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_parameters": None}, "yarn"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "factor": 2.0}, "rope_parameters": None},
+            "longrope.*yarn",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None}, "lacks the key 'factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_hidden_layers": 3}, r"lack the tensor model\.layers\.2\."),
     ],
     ids=lambda value: str(value)[:30],

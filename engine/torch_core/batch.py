@@ -42,7 +42,7 @@ class PrefillRun:
 class StepBatch:
     """Everything that the model needs to know about a step."""
 
-    token_ids: Ints  # (num_rows,)
+    token_ids: Ints  # (num_rows,); -1 - i: the token that row i of the last step sampled, which only the device knows
     positions: Ints  # (num_rows,)
     write_blocks: Ints  # (num_rows,) block that receives the row's key and value
     write_offsets: Ints  # (num_rows,) place within the block
@@ -66,6 +66,9 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int
     first_rows = np.cumsum(counts) - counts
     positions = starts[chunk_of] + np.arange(len(chunk_of)) - first_rows[chunk_of]
     token_ids = np.concatenate([chunk.sequence.tokens[chunk.start : chunk.end] for chunk in chunks]).astype(np.int64)
+    pending_rows = np.fromiter((chunk.sequence.pending_row for chunk in chunks), np.int64, num_chunks)
+    last_rows = first_rows + counts - 1  # an unknown token is its sequence's last, and so its chunk's
+    token_ids[last_rows] = np.where(pending_rows >= 0, -1 - pending_rows, token_ids[last_rows])
     num_blocks = positions // block_size + 1
     widths = 1 << np.ceil(np.log2(num_blocks)).astype(np.int64)  # the next power of two
     looks_up = counts[chunk_of] <= max_lookup_tokens

@@ -37,8 +37,8 @@ class DecodeGraphs:
         self._record = record  # False: the same padding and buffers without a graph, to test on a CPU
         self._recorded: dict[tuple[int, int], _Recorded] = {}
 
-    def run(self, batch: StepBatch) -> Tensor | None:
-        """Hidden states of the batch's rows, or None where the step is no plain decode."""
+    def run(self, batch: StepBatch, token_ids: Tensor) -> Tensor | None:
+        """Hidden states of the batch's rows, of ``token_ids`` on the device; None where the step is no plain decode."""
         num_rows = len(batch.token_ids)
         if batch.prefills or num_rows > MAX_ROWS:
             return None
@@ -48,6 +48,7 @@ class DecodeGraphs:
         if recorded is None:
             recorded = self._recorded[bucket] = self._prepare(*bucket)
         self._fill(recorded, batch, num_rows, width)
+        recorded.inputs[0, :num_rows].copy_(token_ids)
         if recorded.graph is not None:
             recorded.graph.replay()
         else:

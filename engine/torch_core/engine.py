@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,9 @@ from engine.torch_core.guide_queue import GuideQueue
 from engine.torch_core.kv_cache import BlockPool
 from engine.torch_core.request import Sequence, Status, sequences_of
 from engine.torch_core.runner import Runner, load_runner
-from engine.torch_core.sampler import Sampler, prompt_logprobs
+from engine.torch_core.sampler import Sampled, Sampler, prompt_logprobs
 from engine.torch_core.scheduler import Chunk, Scheduler
+from engine.torch_core.transfer import upload
 from tokservice.runtime.config import Config, EngineConfig
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason
 
@@ -31,6 +33,14 @@ LOGIT_ROWS = 64  # logits of a whole prompt are computed in slices of so many ro
 GUIDE_WAIT_S = 0.005  # a step that has nothing else to do waits so long for a guide
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepInFlight:
+    """A step whose tokens are not known yet; row i is for sequence i."""
+
+    sequences: list[Sequence]
+    sampled: Sampled
 
 
 class TorchEngine:
@@ -46,6 +56,7 @@ class TorchEngine:
         self._sampler = Sampler(limits.vocab_size, runner.device)
         self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices
         self._ended: list[ChoiceOutput] = []  # final outputs that the next step returns
+        self._in_flight: _StepInFlight | None = None
         self._prompt_logprobs: dict[Sequence, list[Logprobs]] = {}  # of the chunks computed so far
         self._num_added = 0
         self._num_prompt_tokens = 0
@@ -110,22 +121,39 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[ChoiceOutput]:
-        """See EngineCore."""
+        """See EngineCore.
+
+        Where steps overlap (``Runner.overlaps``), a step's pass is queued before the tokens of the step before are
+        read; its input ids never leave the device. So the device always has work, and the host uses the time of a
+        pass for everything else. Sampling is queued after that reading: guides, penalties and lengths know every token
+        before, as they do without overlap. A choice that is found ended has computed one row for nothing.
+        """
         self._begin_guided()
         outputs, self._ended = self._ended, []
         chunks = self._scheduler.schedule()
-        if not chunks:
-            if self._guides.num_waiting and not outputs:
+        if chunks:
+            batch = build_batch(chunks, self._block_size, self._runner.max_lookup_tokens)
+            hidden = self._runner.forward(batch, None if self._in_flight is None else self._in_flight.sampled)
+            candidates = [
+                (chunk.sequence, int(rows[-1]))
+                for chunk, rows in zip(chunks, batch.row_of, strict=True)
+                if chunk.samples
+            ]
+            self._collect_prompt_logprobs(chunks, batch, hidden)
+            self._count(chunks)
+            self._scheduler.commit(chunks)
+            outputs += self._receive()
+            self._sample(hidden, candidates)
+            if not self._runner.overlaps:
+                outputs += self._receive()
+        elif self._in_flight is not None:
+            outputs += self._receive()
+        elif self._guides.num_waiting:
+            if not outputs:
                 self._guides.wait(GUIDE_WAIT_S)
-            elif self._requests and not self._guides.num_waiting:
-                raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
-            return outputs
-        batch = build_batch(chunks, self._block_size, self._runner.max_lookup_tokens)
-        hidden = self._runner.forward(batch)
-        self._collect_prompt_logprobs(chunks, batch, hidden)
-        self._count(chunks)
-        self._scheduler.commit(chunks)
-        return outputs + self._sample(chunks, batch, hidden)
+        elif self._requests:
+            raise RuntimeError(f"{len(self._requests)} requests wait, and none can be scheduled")
+        return outputs
 
     def _begin_guided(self) -> None:
         """Schedule the requests whose guides are compiled by now."""
@@ -142,26 +170,39 @@ class TorchEngine:
                     self._scheduler.add(sequence)
                     self._sampler.set_guide(sequence, guides[index])
 
-    def _sample(self, chunks: list[Chunk], batch: StepBatch, hidden: Tensor) -> list[ChoiceOutput]:
-        rows = [int(batch.row_of[index][-1]) for index, chunk in enumerate(chunks) if chunk.samples]
-        if not rows:
-            return []
-        sequences = [chunk.sequence for chunk in chunks if chunk.samples]
-        sampled = self._sampler.sample(self._runner.model.logits(hidden[rows]), sequences)
-        outputs = []
+    def _sample(self, hidden: Tensor, candidates: list[tuple[Sequence, int]]) -> None:
+        """Queue the choice of a token for each sequence that has not ended, from its row of the hidden states."""
+        alive = [(sequence, row) for sequence, row in candidates if sequence.status is not Status.FINISHED]
+        if not alive:
+            return
+        sequences = [sequence for sequence, _ in alive]
+        rows = upload([row for _, row in alive], self._runner.device)
+        sampled = self._sampler.sample(self._runner.model.logits(hidden.index_select(0, rows)), sequences)
         for row, sequence in enumerate(sequences):
-            token = int(sampled.token_ids[row])
+            sequence.expect(row)
+        self._in_flight = _StepInFlight(sequences, sampled)
+
+    def _receive(self) -> list[ChoiceOutput]:
+        """Wait for the tokens that are being sampled, if there are any."""
+        if self._in_flight is None:
+            return []
+        step, self._in_flight = self._in_flight, None
+        tokens = step.sampled.read()
+        outputs = []
+        for row, sequence in enumerate(step.sequences):
+            if sequence.status is Status.FINISHED:  # aborted or replaced meanwhile
+                continue
             if sequence.max_tokens == 0:  # only the prompt's logprobs were wanted
                 outputs.append(self._end(sequence, (), FinishReason.LENGTH))
-            elif not sampled.valid[row]:
+            elif not tokens.valid[row]:
                 log.warning("no token can follow request_id=%s choice=%d", sequence.request_id, sequence.choice)
                 outputs.append(self._end(sequence, (), FinishReason.ERROR))
             else:
-                outputs.append(self._advance(sequence, token, sampled.logprobs.get(row)))
+                outputs.append(self._advance(sequence, int(tokens.token_ids[row]), tokens.logprobs.get(row)))
         return outputs
 
     def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> ChoiceOutput:
-        sequence.append(token)
+        sequence.arrive(token)
         self._num_output_tokens += 1
         reason = sequence.ending()
         if reason is FinishReason.RUNNING:
@@ -228,7 +269,8 @@ class TorchEngine:
             last = min(chunk.end, sequence.num_prompt_tokens - 1)
             for lo in range(chunk.start, last, LOGIT_ROWS):
                 hi = min(lo + LOGIT_ROWS, last)
-                logits = self._runner.model.logits(hidden[torch.from_numpy(rows[lo - chunk.start : hi - chunk.start])])
+                wanted = upload(rows[lo - chunk.start : hi - chunk.start], hidden.device)
+                logits = self._runner.model.logits(hidden.index_select(0, wanted))
                 targets = sequence.tokens[lo + 1 : hi + 1].astype(np.int64)
                 scored = prompt_logprobs(logits, targets, sequence.sampling.num_prompt_logprobs)
                 self._prompt_logprobs[sequence].append(scored)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.torch_core.request import Sequence
+from engine.torch_core.transfer import upload
 
 
 class PenaltyTable:
@@ -32,16 +34,20 @@ class PenaltyTable:
 
     def apply(self, logits: Tensor, rows: Many[int], sequences: Many[Sequence]) -> None:
         """Change ``logits[rows]``, (num_rows, vocab_size), in place, by the penalties of their sequences."""
-        table_rows = torch.tensor([self._row(sequence) for sequence in sequences], device=self._device)
-        counts = self._output_counts[table_rows]
+        every = [sequence.sampling for sequence in sequences]
+        table_rows = upload([self._row(sequence) for sequence in sequences], self._device)
+        where = upload(rows, self._device)
+        factors = [(one.repetition_penalty, one.frequency_penalty, one.presence_penalty) for one in every]
+        columns = upload(np.array(factors, np.float32)[:, :, None], self._device)
+        repetition, frequency, presence = columns.unbind(1)  # (num_rows, 1) each
+        counts = self._output_counts.index_select(0, table_rows)
         seen = counts > 0
-        selected = logits[rows]
-        repetition = self._column([sequence.sampling.repetition_penalty for sequence in sequences])
+        selected = logits.index_select(0, where)
         penalized = torch.where(selected > 0, selected / repetition, selected * repetition)
-        selected = torch.where(seen | self._prompt_seen[table_rows], penalized, selected)
-        selected -= self._column([sequence.sampling.frequency_penalty for sequence in sequences]) * counts
-        selected -= self._column([sequence.sampling.presence_penalty for sequence in sequences]) * seen
-        logits[rows] = selected
+        selected = torch.where(seen | self._prompt_seen.index_select(0, table_rows), penalized, selected)
+        selected -= frequency * counts
+        selected -= presence * seen
+        logits.index_copy_(0, where, selected)
 
     def count(self, sequence: Sequence, token: int) -> None:
         """The sequence has a new output token."""
@@ -60,11 +66,11 @@ class PenaltyTable:
             if not self._free_rows:
                 self._grow()
             row = self._row_of[sequence] = self._free_rows.pop()
-            prompt = torch.from_numpy(sequence.tokens[: sequence.num_prompt_tokens].astype("int64")).to(self._device)
-            output = torch.from_numpy(sequence.output_ids.astype("int64")).to(self._device)
-            self._output_counts[row] = torch.bincount(output, minlength=self._vocab_size)
-            self._prompt_seen[row] = False
-            self._prompt_seen[row, prompt] = True
+            prompt = upload(sequence.tokens[: sequence.num_prompt_tokens].astype(np.int64), self._device)
+            output = upload(sequence.output_ids.astype(np.int64), self._device)
+            counts = self._output_counts[row].zero_()
+            counts.index_add_(0, output, torch.ones_like(output, dtype=counts.dtype))
+            self._prompt_seen[row].fill_(False).index_fill_(0, prompt, True)
         return self._row_of[sequence]
 
     def _grow(self) -> None:
@@ -73,6 +79,3 @@ class PenaltyTable:
         self._output_counts = torch.cat([self._output_counts, self._output_counts.new_zeros(more, self._vocab_size)])
         self._prompt_seen = torch.cat([self._prompt_seen, self._prompt_seen.new_zeros(more, self._vocab_size)])
         self._free_rows += range(old, old + more)
-
-    def _column(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, device=self._device)[:, None]

@@ -13,6 +13,8 @@ import numpy as np
 from engine.core import EngineRequest, TokenIds
 from tokservice.wire.messages import FinishReason, SamplingParams
 
+UNKNOWN = np.uint32(2**32 - 1)  # stands for a token that is still being sampled; never a token id
+
 
 class Status(IntEnum):
     """Where a sequence is. Preemption leads back from RUNNING to WAITING."""
@@ -37,6 +39,8 @@ class Sequence:
     arrival: int  # order of arrival over the engine's life; never changes
     tokens: TokenIds  # prompt, output so far, then room to grow
     num_tokens: int  # of those in use
+    # Row of the step in flight that samples the last token, which nobody knows yet; -1: every token is known.
+    pending_row: int = -1
     status: Status = Status.WAITING
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache when first scheduled
@@ -62,16 +66,36 @@ class Sequence:
         return self.num_tokens - self.num_computed_tokens
 
     @property
+    def num_known_tokens(self) -> int:
+        """Tokens whose ids the host has."""
+        return self.num_tokens - (self.pending_row >= 0)
+
+    @property
+    def awaits_its_end(self) -> bool:
+        """Whether the token being sampled is its last one, whatever it is."""
+        return self.pending_row >= 0 and self.num_output_tokens >= self.max_tokens
+
+    @property
     def output_ids(self) -> TokenIds:
         """A view of the output tokens."""
         return self.tokens[self.num_prompt_tokens : self.num_tokens]
 
-    def append(self, token: int) -> None:
+    def append(self, token: int | np.uint32) -> None:
         """Add an output token."""
         if self.num_tokens == len(self.tokens):
             self.tokens = np.concatenate([self.tokens, np.zeros_like(self.tokens)])
         self.tokens[self.num_tokens] = token
         self.num_tokens += 1
+
+    def expect(self, row: int) -> None:
+        """Add an output token that row ``row`` of the step in flight samples."""
+        self.append(UNKNOWN)
+        self.pending_row = row
+
+    def arrive(self, token: int) -> None:
+        """The expected token is known."""
+        self.tokens[self.num_tokens - 1] = token
+        self.pending_row = -1
 
     def ending(self) -> FinishReason:
         """How the choice has ended by its tokens, or RUNNING."""

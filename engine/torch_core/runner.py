@@ -20,6 +20,8 @@ from engine.torch_core.batch import StepBatch
 from engine.torch_core.decode_graphs import DecodeGraphs
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import ModelSpec, read_spec
+from engine.torch_core.sampler import Sampled
+from engine.torch_core.transfer import upload
 from engine.torch_core.weights import Checkpoint
 from tokservice.runtime.config import Config
 from tokservice.wire.errors import StartupError
@@ -41,15 +43,21 @@ class Runner:
     max_model_len: int
     max_lookup_tokens: int  # longest chunk that ``build_batch`` should arrange for lookup
     max_batched_tokens: int  # of one step
+    overlaps: bool  # whether a step is queued before the tokens of the one before are read, see ``TorchEngine.step``
 
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Hidden states (num_rows, hidden_size) of a step; its keys and values are stored."""
-        hidden = self.graphs.run(batch) if self.graphs is not None else None
+    def forward(self, batch: StepBatch, sampled: Sampled | None = None) -> Tensor:
+        """Hidden states (num_rows, hidden_size) of a step; its keys and values are stored.
+
+        ``sampled`` is the last step, where its tokens are not known yet.
+        """
+        token_ids = upload(batch.token_ids, self.device)
+        if sampled is not None:
+            token_ids = torch.where(token_ids < 0, sampled.token_ids[(-1 - token_ids).clamp_(min=0)], token_ids)
+        hidden = self.graphs.run(batch, token_ids) if self.graphs is not None else None
         if hidden is not None:
             return hidden
         self.attention.begin(batch)
-        token_ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-        return self.model.forward(token_ids.to(self.device), positions.to(self.device), self.attention)
+        return self.model.forward(token_ids, upload(batch.positions, self.device), self.attention)
 
 
 def load_runner(config: Config, model_dir: Path) -> Runner:
@@ -91,6 +99,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
         max_model_len=max_len,
         max_lookup_tokens=budget if settings.deterministic else MAX_LOOKUP_TOKENS,
         max_batched_tokens=budget,
+        overlaps=False,
     )
 
 
@@ -121,6 +130,7 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         max_model_len=min(max_len, num_blocks * settings.block_size),
         max_lookup_tokens=1,
         max_batched_tokens=budget,
+        overlaps=True,
     )
 
 

@@ -5,6 +5,9 @@ token in every step; what is left of the budget goes to prefills, in chunks, so 
 running streams by one step's budget at most. When blocks run out, the last in order is preempted: it lets go of
 its blocks and is computed anew later (much of it found in the prefix cache, if nobody took it). A waiting sequence
 is admitted only if all its present tokens fit, and nobody overtakes it within its priority.
+
+A step may be scheduled while the tokens of the last one are still being sampled (``Sequence.expect``): their number
+is known, and that is all it takes. Only a block's hash needs the ids, so such a block is published a step later.
 """
 
 from __future__ import annotations
@@ -37,7 +40,10 @@ class Chunk:
 
 
 class Scheduler:
-    """Holds every unfinished sequence. One step is ``schedule``, computing, ``commit``, then appends and ``finish``."""
+    """Holds every unfinished sequence. One step is ``schedule``, computing, ``commit``, then appends and ``finish``.
+
+    Where steps overlap, the appends and ends of a step come after the ``commit`` of the next one.
+    """
 
     def __init__(self, pool: BlockPool, max_num_batched_tokens: int, max_num_seqs: int, prefix_caching: bool) -> None:
         self.pool = pool
@@ -79,8 +85,9 @@ class Scheduler:
         """The chunks of the next step, decodes first; blocks for them are held when it returns."""
         chunks: list[Chunk] = []
         budget = self.token_budget
-        decodes = [sequence for sequence in self.running if sequence.num_uncomputed_tokens == 1]
-        prefills = [sequence for sequence in self.running if sequence.num_uncomputed_tokens > 1]
+        going_on = [sequence for sequence in self.running if not sequence.awaits_its_end]
+        decodes = [sequence for sequence in going_on if sequence.num_uncomputed_tokens == 1]
+        prefills = [sequence for sequence in going_on if sequence.num_uncomputed_tokens > 1]
         for sequence in decodes + prefills:
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
             if num_tokens and sequence.status is Status.RUNNING and self._hold_blocks(sequence, num_tokens):
@@ -89,12 +96,16 @@ class Scheduler:
         return chunks + self._admit(budget)
 
     def commit(self, chunks: Iterable[Chunk]) -> None:
-        """Keys and values of the chunks are in their blocks; full blocks can be found from now on."""
+        """Keys and values of the chunks are in their blocks, or will be before any later step reads them.
+
+        Full blocks of known tokens can be found from now on.
+        """
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.num_computed_tokens = chunk.end
-            full = chunk.end // self.pool.block_size
-            for index in range(chunk.start // self.pool.block_size, full):
+            full = min(chunk.end, sequence.num_known_tokens) // self.pool.block_size
+            # The token before the chunk may have been unknown when it was computed.
+            for index in range(max(chunk.start - 1, 0) // self.pool.block_size, full):
                 self._extend_hashes(sequence, full)
                 self.pool.publish(sequence.block_table[index], sequence.block_hashes[index])
             if chunk.end >= sequence.num_prompt_tokens:

@@ -80,10 +80,15 @@ def save_tiny_model(family: str, folder: Path, **options: Any) -> Path:
     return folder
 
 
-def make_engine(model_dir: Path, **settings: Any) -> EngineCore:
-    """A torch engine with ``engine.*`` settings; float32 unless said otherwise."""
+def make_engine(model_dir: Path, *, overlaps: bool = False, **settings: Any) -> EngineCore:
+    """A torch engine with ``engine.*`` settings; float32 unless said otherwise.
+
+    ``overlaps``: its steps overlap, as on a GPU.
+    """
     engine = {"threads": 1, "weight_format": "float32", "kv_cache_tokens": 4096} | settings
-    return build_core(from_dict({"engine": engine}), model_dir)
+    core: Any = build_core(from_dict({"engine": engine}), model_dir)
+    core._runner.overlaps = overlaps
+    return core  # type: ignore[no-any-return]
 
 
 def request(name: str, prompt: Iterable[int], **sampling: Any) -> EngineRequest:

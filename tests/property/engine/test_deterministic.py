@@ -1,4 +1,7 @@
-"""The deterministic mode: a choice's ids do not depend on batch-mates, chunking, preemption, cache or restarts."""
+"""The deterministic mode: a choice's ids do not depend on batch-mates, chunking, preemption, cache or restarts,
+
+nor on whether the next step begins before the last one's tokens are read, as on a GPU.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,8 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> 
     sampling["presence_penalty"] = rng.choice([0.0, 0.5])
     sampling["repetition_penalty"] = rng.choice([1.0, 1.2])
     sampling["min_tokens"] = rng.choice([0, 4])
+    sampling["stop_token_ids"] = rng.choice([(), tuple(range(40))])
+    sampling["bad_words_ids"] = rng.choice([(), tuple((first, second) for first in range(9) for second in range(99))])
     sampling["priority"] = rng.choice([0, 1])
     return EngineRequest(name, 1, SamplingParams(**sampling), tuple(prompts))
 
@@ -77,7 +82,7 @@ def busy_outputs(rng: random.Random, engine: EngineCore, requests: list[EngineRe
     return got
 
 
-def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2) -> None:
+def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2, overlaps: bool = False) -> None:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(2, VOCAB_SIZE) for _ in range(length)] for length in (33, 80)]
     alone = make_engine(model_dir, deterministic=True, prefix_caching=False)
@@ -89,6 +94,7 @@ def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2) ->
             max_num_batched_tokens=budget,
             kv_cache_tokens=kv_cache_tokens,
             threads=num_threads,
+            overlaps=overlaps,
         )
         reference = make_engine(model_dir, deterministic=True, block_size=16) if budget == 16 else alone
         for history in range(count):
@@ -100,14 +106,16 @@ def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2) ->
 
 
 @pytest.mark.parametrize("family", ["llama3", "qwen3"])
-def test_ids_do_not_depend_on_the_history(tmp_path: Path, family: str) -> None:
-    check_histories(save_tiny_model(family, tmp_path), 2, seed=1, threads=1)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_ids_do_not_depend_on_the_history(tmp_path: Path, family: str, overlaps: bool) -> None:
+    check_histories(save_tiny_model(family, tmp_path), 2, seed=1, threads=1, overlaps=overlaps)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_ids_do_not_depend_on_a_thousand_histories(tmp_path: Path) -> None:
-    check_histories(save_tiny_model("qwen3", tmp_path), 340, seed=2)
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_ids_do_not_depend_on_a_thousand_histories(tmp_path: Path, overlaps: bool) -> None:
+    check_histories(save_tiny_model("qwen3", tmp_path), 340, seed=2, overlaps=overlaps)
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, gather: b
         for size in pieces:
             batch = build_batch([Chunk(sequence, start, size)], block_size, max_lookup_tokens)
             ids, positions = torch.from_numpy(batch.token_ids), torch.from_numpy(batch.positions)
-            hidden = None if graphs is None else graphs.run(batch)
+            hidden = None if graphs is None else graphs.run(batch, ids)
             if hidden is None:
                 attention.begin(batch)
                 hidden = model.forward(ids, positions, attention)

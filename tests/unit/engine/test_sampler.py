@@ -26,7 +26,7 @@ def sequences(count: int, prompt: tuple[int, ...] = (1, 2, 3), **sampling: Any) 
 
 def draw(count: int = DRAWS, **sampling: Any) -> npt.NDArray[np.int64]:
     sampler = Sampler(VOCAB_SIZE, torch.device("cpu"))
-    return sampler.sample(LOGITS.repeat(count, 1), sequences(count, **sampling)).token_ids
+    return sampler.sample(LOGITS.repeat(count, 1), sequences(count, **sampling)).read().token_ids
 
 
 def filtered(
@@ -75,7 +75,7 @@ def test_rows_do_not_influence_each_other() -> None:
     together = sequences(6, temperature=0.9, top_p=0.7) + sequences(6, temperature=0.0) + sequences(6, top_k=500)
     rows = torch.randn(18, VOCAB_SIZE, generator=torch.Generator().manual_seed(3))
     sampler = Sampler(VOCAB_SIZE, torch.device("cpu"))
-    batched = sampler.sample(rows.clone(), together).token_ids.tolist()
+    batched = sampler.sample(rows.clone(), together).read().token_ids.tolist()
     alone = [int(sampler.sample(rows[i : i + 1].clone(), together[i : i + 1]).token_ids[0]) for i in range(18)]
     assert batched == alone
     assert batched[6:12] == rows[6:12].argmax(-1).tolist()
@@ -105,7 +105,7 @@ def test_penalties_exactly() -> None:
             sampler.sample(LOGITS[None].clone(), [sequence])
     logits = torch.ones(1, VOCAB_SIZE)
     logits[0, 2] = -1.0
-    sampled = sampler.sample(logits, [sequence])
+    sampled = sampler.sample(logits, [sequence]).read()
     # repetition halves 1 and doubles -1, for prompt and output; the others count output tokens alone.
     assert logits[0, :6].tolist() == pytest.approx([1.0, 0.5, -2.0, 0.5 - 0.5 - 0.5, 0.5 - 0.25 - 0.5, 1.0])
     assert sampled.logprobs[0].logprobs[0, 0] == pytest.approx(-np.log(VOCAB_SIZE - 1 + np.exp(-2.0)))

@@ -6,13 +6,14 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from api.exchange import Exchange
 from api.http_head import JSON
 from tokservice.runtime.links import ROUTER_API_ENDPOINT
 from tokservice.runtime.process import Process
-from tokservice.wire.channels import LoopChannel, dealer
-from tokservice.wire.errors import INTERNAL, NOT_READY, ROUTER_LOST, PeerLost, RequestError, sse_error
+from tokservice.wire.channels import Channel, LoopChannel, dealer
+from tokservice.wire.errors import INTERNAL, NOT_READY, ROUTER_LOST, PeerLost, sse_error
 from tokservice.wire.messages import (
     Abort,
     BodyChunk,
@@ -30,16 +31,25 @@ STREAM, LAST = int(ReadyFlags.STREAM), int(ReadyFlags.LAST)
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """To one router."""
+
+    router: str  # its identity
+    raw: Channel
+    channel: LoopChannel = field(init=False)
+    open: dict[str, Exchange] = field(default_factory=dict)  # what was given to this router, by request id
+
+
 class RouterClient:
-    """The open exchanges by request id, and the line to the living router."""
+    """The line to the living router, and the exchanges that are open on it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, process: Process) -> None:
         self._loop = loop
         self._process = process
-        self._line: LoopChannel | None = None
-        self._router = ""
+        self._line: _Line | None = None
+        self._last_words: set[_Line] = set()  # of dead routers
         self._counter = itertools.count(1)
-        self._open: dict[str, Exchange] = {}
         self._paused: set[Exchange] = set()
         self.num_messages = 0
         self._num_rows = 0
@@ -47,22 +57,25 @@ class RouterClient:
     @property
     def num_open(self) -> int:
         """Requests that wait for their answer."""
-        return len(self._open)
+        return sum(len(line.open) for line in self._lines())
 
     def follow(self, topology: Topology) -> None:
-        """Connect to the router that the topology names; what an old one held is lost."""
+        """Connect to the router that the topology names; what an old one held is lost, but for its last words."""
         router = next((peer for peer in topology.peers if peer.role == Role.ROUTER), None)
-        if router is not None and router.identity == self._router:
+        if router is not None and self._line is not None and router.identity == self._line.router:
             return
         if self._line is not None:
-            self._line.close()
-            self._line, self._router = None, ""
-            self._fail_all(ROUTER_LOST)
+            line, self._line = self._line, None
+            self._last_words.add(line)
+            line.channel.finish(lambda: self._lose(line))
         if router is not None:
             endpoint = router.endpoints[ROUTER_API_ENDPOINT]
-            channel = dealer(self._process.context, endpoint, self._process.identity, router.identity)
-            self._line = LoopChannel(self._loop, channel, self._on_message, self._resume_uploads)
-            self._router = router.identity
+            raw = dealer(self._process.context, endpoint, self._process.identity, router.identity)
+            line = self._line = _Line(router.identity, raw)
+            line.channel = LoopChannel(
+                self._loop, raw, lambda message: self._on_message(line, message), self._resume_uploads
+            )
+            self._process.watch(raw)
 
     def submit(self, exchange: Exchange, body: bytes, *, complete: bool) -> None:
         """Begin a request, with the first piece of its body."""
@@ -70,37 +83,42 @@ class RouterClient:
         if self._line is None:
             exchange.respond_error(NOT_READY)
             return
-        self._open[exchange.request_id] = exchange
+        self._line.open[exchange.request_id] = exchange
         frames = (body,) if body else ()
-        self._send(exchange, Submit(exchange.request_id, exchange.route, exchange.content_length, complete, frames))
+        submit = Submit(exchange.request_id, exchange.route, exchange.content_length, complete, frames)
+        self._send(self._line, exchange, submit)
 
     def body_chunk(self, exchange: Exchange, data: bytes, *, complete: bool) -> None:
         """Send more of its body."""
-        if exchange.request_id in self._open:
-            self._send(exchange, BodyChunk(exchange.request_id, complete, (data,) if data else ()))
+        if self._line is not None and exchange.request_id in self._line.open:
+            self._send(self._line, exchange, BodyChunk(exchange.request_id, complete, (data,) if data else ()))
 
     def abort(self, exchange: Exchange) -> None:
         """Its client has gone."""
         self._paused.discard(exchange)
-        if self._open.pop(exchange.request_id, None) is not None and self._line is not None:
-            self._line.send(Abort(exchange.request_id), always=True)
+        for line in self._lines():
+            if line.open.pop(exchange.request_id, None) is not None and line is self._line:
+                line.channel.send(Abort(exchange.request_id), always=True)
 
     def close(self) -> None:
         """Leave the router."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        for line in self._lines():
+            line.channel.close()
+        self._line = None
+        self._last_words.clear()
 
-    def _send(self, exchange: Exchange, message: Message) -> None:
-        assert self._line is not None
+    def _lines(self) -> list[_Line]:
+        return [*self._last_words, *([self._line] if self._line is not None else [])]
+
+    def _send(self, line: _Line, exchange: Exchange, message: Message) -> None:
         try:
-            self._line.send(message)
+            line.channel.send(message)
         except PeerLost as lost:
             log.error("router is too far behind: %s", lost)
             self.abort(exchange)  # a body with a piece missing must not be used
             exchange.respond_error(INTERNAL)
             return
-        if self._line.is_behind and not exchange.complete:
+        if line.channel.is_behind and not exchange.complete:
             self._paused.add(exchange)
             exchange.line.pause_upload(True)
 
@@ -109,27 +127,29 @@ class RouterClient:
         for exchange in paused:
             exchange.line.pause_upload(False)
 
-    def _fail_all(self, error: RequestError) -> None:
-        failed, self._open = self._open, {}
-        for exchange in failed.values():
+    def _lose(self, line: _Line) -> None:
+        self._last_words.discard(line)
+        self._process.unwatch(line.raw)
+        lost, line.open = line.open, {}
+        for exchange in lost.values():
             if exchange.started:
-                exchange.send(sse_error(error, exchange.route), last=True)
+                exchange.send(sse_error(ROUTER_LOST, exchange.route), last=True)
             else:
-                exchange.respond_error(error)
+                exchange.respond_error(ROUTER_LOST)
         self._resume_uploads()
 
-    def _on_message(self, message: Message) -> Iterator[None] | None:
+    def _on_message(self, line: _Line, message: Message) -> Iterator[None] | None:
         self.num_messages += 1
-        return self._deliver(message) if isinstance(message, ReadyBytes) else None
+        return self._deliver(line, message) if isinstance(message, ReadyBytes) else None
 
-    def _deliver(self, message: ReadyBytes) -> Iterator[None]:
+    def _deliver(self, line: _Line, message: ReadyBytes) -> Iterator[None]:
         """Write a batch out. It has a row for each stream; a turn of the loop takes so many and no more."""
         data = memoryview(message.frames[0])
         start = 0
         columns = zip(message.request_ids, message.statuses, message.flags, message.num_bytes, strict=True)
         for request_id, status, flags, num_bytes in columns:
             end = start + num_bytes
-            exchange = self._open.pop(request_id, None) if flags & LAST else self._open.get(request_id)
+            exchange = line.open.pop(request_id, None) if flags & LAST else line.open.get(request_id)
             if exchange is None:
                 pass  # its client has gone
             elif status and not flags & STREAM:

@@ -235,3 +235,23 @@ def test_a_useless_key_file_is_one_clear_line(tmp_path: Path, content: str, mess
     assert code == 3
     assert message in printed
     assert len(printed.splitlines()) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
+def test_a_test_run_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> None:
+    """Each lived on, and took memory and CPU from all later runs."""
+    program = (
+        "import os, signal; from tests.helpers.server import SIMULATED, Server; server = Server(*SIMULATED);"
+        "print(server.process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == -signal.SIGKILL, run.stderr
+
+    def has_ended() -> bool:
+        try:
+            return psutil.Process(int(run.stdout)).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    wait_for(has_ended, what="its server has ended")

@@ -168,7 +168,14 @@ class ApiServer:
         self._host = host
         self._folder = tempfile.mkdtemp(prefix="tsapi", dir="/tmp")
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._process = SimpleNamespace(context=self._context, identity=API, config=config, metrics=self.metrics)
+        self._process = SimpleNamespace(
+            context=self._context,
+            identity=API,
+            config=config,
+            metrics=self.metrics,
+            watch=lambda channel: None,
+            unwatch=lambda channel: None,
+        )
         self._api_keys = api_keys
         self._num_routers = 0
         self._clients: list[RawClient] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import signal
 import ssl
@@ -19,7 +20,13 @@ from tests.helpers.wait import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 SIMULATED = ("--config", str(ROOT / "configs" / "simulated.toml"))
+LIBC = ctypes.CDLL(None)
 TITLE = re.compile(r"tokservice: (\w+) (\d+)")
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: a test run that is killed must not leave its servers behind (prctl, PR_SET_PDEATHSIG)."""
+    LIBC.prctl(1, signal.SIGKILL)
 
 
 class Server:
@@ -40,6 +47,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=env,
                 start_new_session=True,
+                preexec_fn=die_with_parent if sys.platform == "linux" else None,
             )
         self.url = ""
 

@@ -109,9 +109,8 @@ class Recovery:
 
     def unpark(self, now_s: float) -> None:
         """Begin what is parked, with the next attempt; suspects first, so that others do not fill what they need."""
-        if not self._ledger.parked or not self._ledger.can_run:
-            return
-        for request in sorted(self._ledger.parked.values(), key=_num_deaths, reverse=True):
+        parked = self._ledger.parked.values() if self._ledger.can_run else ()
+        for request in sorted(parked, key=_num_deaths, reverse=True):
             if request.deaths[LOSS] and now_s - request.parked_s < LOSS_PAUSE_S:
                 continue
             if self._ledger.place_well(request):

@@ -93,6 +93,7 @@ class Process:
         self._channels: dict[zmq.Socket[bytes], tuple[Channel, Callable[[str, Message], None]]] = {}
         self._poller = zmq.Poller()
         self._next_beat = 0.0
+        self._watched: set[Channel] = set()
         self._num_malformed_before = 0  # on channels that are closed
         self.topology_version = 0
         self.draining = False
@@ -115,6 +116,15 @@ class Process:
         self._num_malformed_before += channel.num_malformed
         channel.close()
 
+    def watch(self, channel: Channel) -> None:
+        """Count what is malformed on a channel that somebody else reads."""
+        self._watched.add(channel)
+
+    def unwatch(self, channel: Channel) -> None:
+        """It is closed."""
+        self._watched.discard(channel)
+        self._num_malformed_before += channel.num_malformed
+
     def hello(self, endpoints: tuple[str, ...] = (), capacity: int = 0, limits: EngineLimits | None = None) -> Hello:
         """This process's hello, for the supervisor and the router."""
         return Hello(
@@ -133,7 +143,7 @@ class Process:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         self.metrics.set("process_cpu_seconds_total", usage.ru_utime + usage.ru_stime)
         self.metrics.set("process_resident_memory_bytes", resident_bytes())
-        channels = {self.control, *(channel for channel, _ in self._channels.values())}
+        channels = {self.control, *self._watched, *(channel for channel, _ in self._channels.values())}
         malformed = sum(channel.num_malformed for channel in channels)
         self.metrics.set("malformed_messages_total", self._num_malformed_before + malformed)
         self.control.send(

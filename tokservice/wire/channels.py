@@ -85,6 +85,11 @@ class Channel:
         self._outboxes.pop(peer, None)
         self._outbox_bytes.pop(peer, None)
 
+    def forget_all(self) -> None:
+        """Drop all that is kept."""
+        self._outboxes.clear()
+        self._outbox_bytes.clear()
+
     def receive(self) -> Iterator[tuple[str, Message]]:
         """Messages that have arrived, with their sender ('' but on a router's channel), up to one turn's share."""
         num_bytes = 0
@@ -107,8 +112,7 @@ class Channel:
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; ZMQ has so long to deliver what it was given, what is still kept here is dropped."""
-        self._outboxes.clear()
-        self._outbox_bytes.clear()
+        self.forget_all()
         self.socket.close(linger=int(linger_s * 1000))
 
     def __enter__(self) -> Channel:
@@ -194,6 +198,7 @@ class LoopChannel:
         self._work: Iterator[None] = iter(())  # of the last message
         self._in_work = False
         self._closed = False
+        self._on_end: Callable[[], None] | None = None
         loop.add_reader(self._fd, self.wake)
         self.wake()
 
@@ -219,6 +224,12 @@ class LoopChannel:
         """Messages dropped as malformed."""
         return self._channel.num_malformed
 
+    def finish(self, on_end: Callable[[], None]) -> None:
+        """The peer is dead: hand over what it had sent, in as many turns as that takes, close, and call ``on_end``."""
+        self._channel.forget_all()
+        self._on_end = on_end
+        self._go_on()
+
     def close(self) -> None:
         """Stop reading and close the socket."""
         self._closed = True
@@ -238,8 +249,16 @@ class LoopChannel:
                     if self._step() or self._closed:
                         break
         finally:  # whatever a callback raised: the next message must not wait for ever
-            if not self._closed and (self._in_work or self._is_ready()):
-                self.wake()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._closed:
+            return
+        if self._in_work or self._is_ready():
+            self.wake()
+        elif self._on_end is not None:
+            self.close()
+            self._on_end()
 
     def _step(self) -> bool:
         """Go on with the work on the last message; whether there is more of it."""

@@ -9,6 +9,7 @@ import random
 import weakref
 
 import pytest
+import zmq
 
 from api.app import App
 from api.exchange import Exchange
@@ -19,7 +20,7 @@ from tests.helpers.api_server import ApiServer, Upload, most_in_one_turn
 from tests.helpers.http_client import RawClient, chunked, get, post, post_head
 from tests.helpers.wait import wait_for
 from tokservice.wire.errors import INTERNAL, REQUEST_TIMEOUT, ROUTER_LOST, PeerLost, sse_error
-from tokservice.wire.messages import Abort, EngineLimits, Peer, ReadyFlags, Role
+from tokservice.wire.messages import Abort, EngineLimits, Peer, ReadyFlags, Role, Topology
 
 KIB = 1024
 
@@ -517,6 +518,32 @@ def test_the_router_restarts(server: ApiServer) -> None:
             router.answer(router.wait(number), 200, b"ok")
         assert [client.read_response().body for client in (stream, plain)] == [b"ok", b"ok"]
         old.close()
+
+
+def test_the_last_words_of_a_router_are_heard(server: ApiServer) -> None:
+    """A router that leaves ends all requests readably; what of that had arrived, but was not yet read when the
+    topology said that it was gone, was thrown away: clients read of a lost router instead."""
+    count = 2 * ROWS_PER_TURN + 1  # more than one turn writes out
+    with contextlib.ExitStack() as clients:
+        streams = [clients.enter_context(server.connect()) for _ in range(count)]
+        uploads = [start_stream(server, stream, number) for number, stream in enumerate(streams, 1)]
+        waiting = clients.enter_context(server.connect())
+        waiting.send(post(b"{}"))
+        server.router.wait(count + 1)
+
+        def leave() -> None:
+            """While the loop is busy with this, it reads nothing."""
+            server.router.send([(upload, 0, ReadyFlags.LAST, b"data: bye\n\n") for upload in uploads])
+            line = server.client._line
+            assert line is not None
+            wait_for(lambda: line.raw.socket.get(zmq.EVENTS) & zmq.POLLIN, what="it has arrived")
+            server.client.follow(Topology(2, ()))
+
+        server.call(leave)
+        for stream in streams:
+            assert b"".join(iter(stream.read_chunk, b"")) == b"data: bye\n\n"
+        assert waiting.read_response().body == ROUTER_LOST.body()
+        assert server.call(lambda: server.client.num_open) == 0
 
 
 def test_answers_of_an_old_router_are_not_read(server: ApiServer) -> None:

@@ -12,7 +12,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from tokservice.protocol.bounds import Bounds
 from tokservice.protocol.reading import NULL, Ignored, Neutral, Refused, RefusedUnlessEmpty, neutral_fields
+from tokservice.protocol.requests import Temperature, TopP
 
 
 class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -96,11 +98,11 @@ class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class MessagesBody(CountTokensBody, kw_only=True):
     """``POST /v1/messages``"""
 
-    max_tokens: int
+    max_tokens: Annotated[int, Bounds(1)]
     stream: bool | None = None
     stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
 
     metadata: Ignored = NULL

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from tokservice.protocol.bounds import Bounds
 from tokservice.protocol.reading import Neutral
 from tokservice.protocol.requests import Message
 from tokservice.protocol.responses_api_requests import Item, ResponsesBody
@@ -63,7 +64,10 @@ def _described(hint: Any) -> Any:
         return described(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        return _unsupported(hint) if arguments[0] is Raw else hint
+        if arguments[0] is Raw:
+            return _unsupported(hint)
+        (bounds,) = (note for note in hint.__metadata__ if isinstance(note, Bounds))
+        return Annotated[arguments[0], bounds.meta]
     if origin is None or origin is typing.Literal:
         return hint
     arguments = tuple(map(_described, arguments))

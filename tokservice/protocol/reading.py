@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Raw
 
+from tokservice.protocol.bounds import check_bounds
 from tokservice.wire.errors import RequestError
 
 NULL = Raw(b"null")
@@ -45,6 +46,7 @@ class Reader(typing.Generic[T]):
         try:
             request = self._decoder.decode(body)
             refuse_unsupported(request, self._neutral)
+            check_bounds(request)
         except msgspec.ValidationError as error:
             raise _explained(str(error)) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

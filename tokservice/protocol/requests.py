@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from tokservice.protocol.bounds import INT32, INT64, Bounds
 from tokservice.protocol.guide_fields import ResponseFormat, StructuredOutputs
 from tokservice.protocol.reading import (
     NULL,
@@ -30,6 +31,15 @@ from tokservice.protocol.reading import (
     neutral_fields,
 )
 from tokservice.protocol.tools import Tool, ToolChoice
+
+Temperature = Annotated[float, Bounds(0)]
+TopP = Annotated[float, Bounds(0, 1, above_low=True)]
+Penalty = Annotated[float, Bounds(-2, 2)]
+TokenId = Annotated[int, Bounds(0)]  # the vocabulary has an end too, which the engine knows
+NumTokens = Annotated[int, Bounds(0)]
+NumLogprobs = Annotated[int, Bounds(0, 20)]
+Priority = Annotated[int, Bounds(-INT32, INT32 - 1)]
+LOGIT_BIAS = Bounds(-100, 100)
 
 # --- parts ----------------------------------------------------------------------------------------------------
 
@@ -79,23 +89,23 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
 class CommonSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How tokens are chosen, and where the output ends: for every way to generate."""
 
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    min_tokens: NumTokens | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
+    min_p: Annotated[float, Bounds(0, 1)] | None = None
+    seed: Annotated[int, Bounds(-INT64, INT64 - 1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Bounds(0.01, 100)] | None = None
+    logit_bias: dict[int, Annotated[float, LOGIT_BIAS]] | None = None
     bad_words: list[str] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[TokenId] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
+    truncate_prompt_tokens: Annotated[int, Bounds(-1)] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Raw = NULL
     guided_regex: str | None = None
@@ -113,9 +123,9 @@ class CommonSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Sampling(CommonSampling, kw_only=True):
     """The same, with the fields that the Responses API has not, or calls otherwise."""
 
-    n: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    n: Annotated[int, Bounds(1)] | None = None
+    max_tokens: NumTokens | None = None
+    prompt_logprobs: NumLogprobs | None = None
 
 
 class GenerationBody(Sampling, kw_only=True):
@@ -125,7 +135,7 @@ class GenerationBody(Sampling, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Priority | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -141,9 +151,9 @@ class GenerationBody(Sampling, kw_only=True):
 class CompletionBody(GenerationBody, kw_only=True):
     """``POST /v1/completions``"""
 
-    prompt: str | list[int | str | list[int]]
-    best_of: int | None = None
-    logprobs: int | None = None
+    prompt: str | list[TokenId | str | list[TokenId]]
+    best_of: Annotated[int, Bounds(1)] | None = None
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
     suffix: Annotated[Raw, Neutral("")] = NULL
 
@@ -152,12 +162,12 @@ class ChatBody(GenerationBody, kw_only=True):
     """``POST /v1/chat/completions``"""
 
     messages: list[Message]
-    max_completion_tokens: int | None = None
+    max_completion_tokens: Annotated[int, Bounds(1)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -178,18 +188,18 @@ class ChatBody(GenerationBody, kw_only=True):
 class GenerateSampling(Sampling, kw_only=True):
     """``sampling_params`` of ``POST /generate``"""
 
-    logprobs: int | None = None
+    logprobs: NumLogprobs | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /generate``: token ids in, token ids out."""
 
-    prompt_token_ids: list[int | list[int]]
+    prompt_token_ids: list[TokenId | list[TokenId]]
     sampling_params: GenerateSampling | None = None
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -210,7 +220,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """``POST /detokenize``"""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
+from tokservice.protocol.bounds import Bounds
 from tokservice.protocol.reading import (
     NULL,
     Ignored,
@@ -22,7 +23,7 @@ from tokservice.protocol.reading import (
     RefusedUnlessFalse,
     neutral_fields,
 )
-from tokservice.protocol.requests import CommonSampling
+from tokservice.protocol.requests import CommonSampling, NumLogprobs, Priority
 
 ItemStatus = typing.Literal["in_progress", "completed", "incomplete"]
 
@@ -168,7 +169,7 @@ class ResponsesBody(CommonSampling, kw_only=True):
     input: str | list[Raw]
     model: str | None = None
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int, Bounds(1)] | None = None
     stream: bool | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: typing.Literal["none", "auto", "required"] | FunctionChoice | None = None
@@ -176,9 +177,9 @@ class ResponsesBody(CommonSampling, kw_only=True):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     include: list[typing.Literal["message.output_text.logprobs"]] | None = None
-    top_logprobs: int | None = None
+    top_logprobs: NumLogprobs | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    priority: int | None = None
+    priority: Priority | None = None
 
     metadata: dict[str, str] | None = None  # bookkeeping of the client, which the answer repeats, as are the next three
     user: str | None = None

@@ -10,8 +10,6 @@ from typing import NamedTuple
 from tokservice.protocol.requests import ChatBody, CompletionBody, GenerateSampling, Sampling
 from tokservice.wire.errors import RequestError
 
-MAX_LOGPROBS = 20
-
 
 class LogprobFields(NamedTuple):
     """What is asked for."""
@@ -33,17 +31,17 @@ class LogprobFields(NamedTuple):
 
 def logprob_fields(body: Sampling, *, stream: bool, vocab_size: int) -> LogprobFields:
     """The fields of a body. Raises RequestError (400)."""
-    prompt = _count("prompt_logprobs", body.prompt_logprobs, vocab_size)
+    prompt = _count(body.prompt_logprobs, vocab_size)
     if stream and prompt >= 0:
         message = "'prompt_logprobs' is not supported with 'stream': true."
         raise RequestError(message, param="prompt_logprobs", code="unsupported")
     match body:
         case CompletionBody():
-            return LogprobFields(_count("logprobs", body.logprobs, vocab_size), prompt, bool(body.echo))
+            return LogprobFields(_count(body.logprobs, vocab_size), prompt, bool(body.echo))
         case GenerateSampling():
-            return LogprobFields(_count("logprobs", body.logprobs, vocab_size), prompt)
+            return LogprobFields(_count(body.logprobs, vocab_size), prompt)
         case ChatBody():
-            top = _count("top_logprobs", body.top_logprobs, vocab_size)
+            top = _count(body.top_logprobs, vocab_size)
             if top > 0 and not body.logprobs:
                 message = "'top_logprobs' needs 'logprobs': true."
                 raise RequestError(message, param="top_logprobs", code="invalid_value")
@@ -51,10 +49,5 @@ def logprob_fields(body: Sampling, *, stream: bool, vocab_size: int) -> LogprobF
     return LogprobFields(prompt=prompt)
 
 
-def _count(param: str, value: int | None, vocab_size: int) -> int:
-    if value is None:
-        return -1
-    if not 0 <= value <= MAX_LOGPROBS:
-        message = f"Invalid '{param}': must be between 0 and {MAX_LOGPROBS}, not {value!s:.40}."
-        raise RequestError(message, param=param, code="invalid_value")
-    return min(value, vocab_size)
+def _count(value: int | None, vocab_size: int) -> int:
+    return -1 if value is None else min(value, vocab_size)

@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 
 from tokservice.protocol.anthropic_requests import CountTokensBody, MessagesBody
+from tokservice.protocol.bounds import check_bounds
 from tokservice.protocol.reading import Reader, refuse_unsupported
 from tokservice.protocol.requests import (
     STREAM_OPTIONS_NEUTRAL,
@@ -202,6 +203,7 @@ class Preparer:
     def _generate_ids(self, body: GenerateBody, now: float, limits: EngineLimits) -> Prepared:
         self._check_model(body.model)
         sampling = body.sampling_params or GenerateSampling()
+        check_bounds(sampling)
         return self._generate(
             Route.GENERATE,
             sampling,
@@ -340,9 +342,6 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
     if body.max_tokens not in (None, body.max_completion_tokens):
         message = "'max_tokens' and 'max_completion_tokens' mean the same, but differ."
         raise RequestError(message, param="max_completion_tokens", code="invalid_value")
-    if body.max_completion_tokens < 1:
-        message = f"'max_completion_tokens' must be at least 1, not {body.max_completion_tokens!s:.40}."
-        raise RequestError(message, param="max_completion_tokens", code="invalid_value")
     return body.max_completion_tokens
 
 
@@ -353,7 +352,7 @@ def _num_tokens_to_keep(body: Sampling, max_tokens: int, limits: EngineLimits) -
         return keep
     if keep == -1:
         return max(1, limits.max_model_len - max_tokens)
-    message = "'truncate_prompt_tokens' must be at least 1, or -1 for as many as fit."
+    message = "'truncate_prompt_tokens' must be at least 1, or -1 for as many as fit, not 0."
     raise RequestError(message, param="truncate_prompt_tokens", code="invalid_value")
 
 

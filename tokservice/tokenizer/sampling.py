@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tokservice.protocol.bounds import INT64, bounds_of
 from tokservice.protocol.reading import refuse_unsupported
-from tokservice.protocol.requests import SAMPLING_NEUTRAL, Sampling
+from tokservice.protocol.requests import LOGIT_BIAS, SAMPLING_NEUTRAL, CommonSampling, Sampling
 from tokservice.tokenizer.guides import Guide
 from tokservice.tokenizer.logprob_fields import LogprobFields
 from tokservice.tokenizer.model_files import read_json
@@ -18,7 +19,7 @@ from tokservice.wire.messages import EngineLimits, SamplingParams
 
 T = TypeVar("T")
 
-MAX_SEED = 2**63 - 1
+MAX_SEED = INT64 - 1
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy: the logits divided by it would overflow
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
@@ -46,6 +47,9 @@ def load_defaults(model_dir: Path) -> GenerationDefaults:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or (name == "top_k" and value != int(value)):
             raise StartupError(f"{path}: {name} must be a number, not {value!r}")
+        bounds = bounds_of(CommonSampling).get(name)
+        if bounds and not bounds.allow(value):
+            raise StartupError(f"{path}: {name} {bounds.rule}, not {value!r}")
         values[name] = int(value) if name == "top_k" else float(value)
     return GenerationDefaults(**values)
 
@@ -64,48 +68,37 @@ def sampling_params(
 ) -> SamplingParams:
     """Build the parameters for the engine. Raises RequestError (400), which names the field.
 
+    The numbers of the body are within the bounds of their types.
     ``max_tokens`` is what the client asked for, or the default; 0 is of use where the prompt is scored or echoed.
     ``seed`` is used where the client gave none.
     """
     refuse_unsupported(body, SAMPLING_NEUTRAL)
-    _check("max_tokens", max_tokens, 0 if logprobs.about_prompt else 1, None)
+    if max_tokens == 0 and not logprobs.about_prompt:
+        raise _invalid("max_tokens", 0, "must be at least 1 where the prompt is not scored")
     min_tokens = _or(body.min_tokens, 0)
-    _check("min_tokens", min_tokens, 0, max_tokens)
+    if min_tokens > max_tokens:
+        raise _invalid("min_tokens", min_tokens, f"must not be above 'max_tokens' ({max_tokens})")
     temperature = _or(body.temperature, defaults.temperature)
-    _check("temperature", temperature, 0, None)
-    top_p = _or(body.top_p, defaults.top_p)
-    if not 0 < top_p <= 1:
-        raise _invalid("top_p", top_p, "must be above 0 and at most 1")
-    min_p = _or(body.min_p, defaults.min_p)
-    _check("min_p", min_p, 0, 1)
-    presence_penalty = _or(body.presence_penalty, 0.0)
-    _check("presence_penalty", presence_penalty, -2, 2)
-    frequency_penalty = _or(body.frequency_penalty, 0.0)
-    _check("frequency_penalty", frequency_penalty, -2, 2)
-    repetition_penalty = _or(body.repetition_penalty, defaults.repetition_penalty)
-    _check("repetition_penalty", repetition_penalty, 0.01, 100)
     top_k = _or(body.top_k, defaults.top_k)
     if body.seed is not None:
-        _check("seed", body.seed, -MAX_SEED - 1, MAX_SEED)
         seed = body.seed & MAX_SEED
-    _check("priority", priority, -(2**31), 2**31 - 1)
     stop_token_ids = tuple(dict.fromkeys(body.stop_token_ids or ()))
     check_token_ids("stop_token_ids", stop_token_ids, limits.vocab_size)
     logit_bias = body.logit_bias or {}
     check_token_ids("logit_bias", tuple(logit_bias), limits.vocab_size)
     for value in logit_bias.values():
-        _check("logit_bias", value, -100, 100)
+        LOGIT_BIAS.check("logit_bias", value)
     return SamplingParams(
-        n=num_choices_per_prompt(body),
+        n=_or(body.n, 1),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
-        top_p=top_p,
+        top_p=_or(body.top_p, defaults.top_p),
         top_k=top_k if 0 < top_k < limits.vocab_size else 0,
-        min_p=min_p,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        repetition_penalty=repetition_penalty,
+        min_p=_or(body.min_p, defaults.min_p),
+        presence_penalty=_or(body.presence_penalty, 0.0),
+        frequency_penalty=_or(body.frequency_penalty, 0.0),
+        repetition_penalty=_or(body.repetition_penalty, defaults.repetition_penalty),
         seed=seed,
         ignore_eos=bool(body.ignore_eos),
         stop_token_ids=stop_token_ids,
@@ -118,13 +111,6 @@ def sampling_params(
         guide=guide.text if guide else "",
         priority=priority,
     )
-
-
-def num_choices_per_prompt(body: Sampling) -> int:
-    """``n``. Raises RequestError."""
-    n = _or(body.n, 1)
-    _check("n", n, 1, None)
-    return n
 
 
 def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
@@ -142,12 +128,6 @@ def stop_strings(stop: str | list[str] | None, param: str = "stop") -> tuple[str
 
 def _or(value: T | None, default: T) -> T:
     return default if value is None else value
-
-
-def _check(param: str, value: float, low: float, high: float | None) -> None:
-    if value < low or (high is not None and value > high):
-        bounds = f"must be at least {low}" if high is None else f"must be between {low} and {high}"
-        raise _invalid(param, value, bounds)
 
 
 def _invalid(param: str, value: float, rule: str) -> RequestError:

@@ -94,8 +94,9 @@ class Engine:
         self._running: dict[str, _Running] = {}
         self._early_aborts: OrderedDict[str, int] = OrderedDict()  # attempts aborted before they arrived
         self._detokenizers = PeerLinks(process, Role.DETOKENIZER)
-        self.hello = process.hello(endpoints=(process.endpoint("ids"),), limits=core.limits)
-        process.add(listen_pull(process.context, self.hello.endpoints[0]), lambda _, message: self._on_message(message))
+        inbox = listen_pull(process.context, process.endpoint("ids"))
+        self.hello = process.hello(endpoints=(inbox.endpoint,), limits=core.limits)
+        process.add(inbox, lambda _, message: self._on_message(message))
         self._router = RouterLink(process, lambda: self.hello, self._on_message, self._abort_all)
 
     def on_topology(self, topology: Topology) -> None:

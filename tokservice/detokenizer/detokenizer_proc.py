@@ -99,8 +99,9 @@ class Detokenizer:
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # the attempt that ended
         self._num_messages = 0
-        self.hello = process.hello(endpoints=(process.endpoint("out"),))
-        process.add(listen_pull(process.context, self.hello.endpoints[0]), lambda _, message: self._on_message(message))
+        inbox = listen_pull(process.context, process.endpoint("out"))
+        self.hello = process.hello(endpoints=(inbox.endpoint,))
+        process.add(inbox, lambda _, message: self._on_message(message))
         self._router = RouterLink(process, lambda: self.hello, self._from_router, self._open.clear)
 
     def on_topology(self, topology: Topology) -> None:

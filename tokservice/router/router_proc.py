@@ -46,9 +46,9 @@ class Router:
         self._peers: set[str] = set()
         self._num_messages = 0
         self._told_drained = False
-        self.endpoints = (process.endpoint("api"), process.endpoint("work"))
-        self._apis = listen_router(process.context, self.endpoints[0])
-        self._workers = listen_router(process.context, self.endpoints[1])
+        self._apis = listen_router(process.context, process.endpoint("api"))
+        self._workers = listen_router(process.context, process.endpoint("work"))
+        self.endpoints = (self._apis.endpoint, self._workers.endpoint)
         process.add(self._workers, self._from_worker)
         process.add(self._apis, self._from_api)
 

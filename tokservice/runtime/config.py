@@ -209,6 +209,7 @@ class RuntimeConfig:
     """[runtime]: common life of the processes."""
 
     run_dir: str = ""  # empty: a new private folder; else one that is new, empty or of an earlier run
+    transport: str = "ipc"  # between processes: sockets in run_dir; tcp: ports on 127.0.0.1, with CURVE keys
     log_level: str = "info"  # debug, info, warning, error
     start_timeout_s: float = 120.0  # until every process is ready
     drain_timeout_s: float = 30.0  # after SIGTERM, for running requests
@@ -218,6 +219,7 @@ class RuntimeConfig:
     hang_timeout_s: float = 120.0  # no heartbeat for so long: killed and replaced
 
     def __post_init__(self) -> None:
+        _require(self.transport in ("ipc", "tcp"), "runtime.transport", "must be ipc or tcp")
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "runtime.log_level", f"must be one of {', '.join(levels)}")
         for name in ("start_timeout_s", "drain_timeout_s", "heartbeat_s"):

@@ -31,7 +31,8 @@ from tokservice.runtime.config import Config, load
 from tokservice.runtime.logs import set_up_logging
 from tokservice.runtime.memory import resident_bytes
 from tokservice.runtime.metrics import Metrics
-from tokservice.wire.channels import Channel, dealer, ipc_endpoint
+from tokservice.runtime.transport import SUPERVISOR, Transport
+from tokservice.wire.channels import Channel, dealer
 from tokservice.wire.errors import ConfigError, PeerLost, StartupError
 from tokservice.wire.messages import WIRE_VERSION, EngineLimits, Heartbeat, Hello, Message, Role, Stop, Topology
 
@@ -39,7 +40,6 @@ EXIT_CLEAN = 0
 EXIT_CRASH = 1
 EXIT_CANNOT_START = 3
 
-SUPERVISOR = "supervisor"
 CONFIG_FILE = "config.json"
 FLUSH_INTERVAL_S = 0.002
 LAST_WORDS_S = 1.0  # for the last messages of a process that leaves in peace
@@ -87,8 +87,9 @@ class Process:
         self.run_dir = run_dir
         self.config: Config = load(run_dir / CONFIG_FILE)
         self.metrics = Metrics()
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.control = dealer(self.context, ipc_endpoint(run_dir, SUPERVISOR), self.identity, SUPERVISOR)
+        self._transport = Transport(self.config.runtime.transport, run_dir)
+        self.context = self._transport.context
+        self.control = dealer(self.context, self._transport.supervisor, self.identity, SUPERVISOR)
         self.stopping = False
         self._channels: dict[zmq.Socket[bytes], tuple[Channel, Callable[[str, Message], None]]] = {}
         self._poller = zmq.Poller()
@@ -99,8 +100,8 @@ class Process:
         self.draining = False
 
     def endpoint(self, purpose: str) -> str:
-        """A fresh address for an inbox of this incarnation."""
-        return ipc_endpoint(self.run_dir, f"{self.identity}.{purpose}")
+        """Where to bind a fresh inbox of this incarnation; peers find it at its channel's ``endpoint``."""
+        return self._transport.endpoint(f"{self.identity}.{purpose}")
 
     def add(self, channel: Channel, on_message: Callable[[str, Message], None] | None = None) -> None:
         """Have the loop flush a channel and, unless it only sends, read it."""

@@ -23,8 +23,9 @@ from tokservice.runtime.children import Child, slots
 from tokservice.runtime.config import Config, save
 from tokservice.runtime.logs import LogRelay
 from tokservice.runtime.metrics import Metrics, MetricsPage
-from tokservice.runtime.process import CONFIG_FILE, SUPERVISOR
-from tokservice.wire.channels import ipc_endpoint, listen_router
+from tokservice.runtime.process import CONFIG_FILE
+from tokservice.runtime.transport import SUPERVISOR, Transport
+from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost, StartupError
 from tokservice.wire.messages import (
     WIRE_VERSION,
@@ -66,8 +67,10 @@ class Supervisor:
         self._fixed_pages = fixed_pages
         self.children = [Child(role, slot) for role, slot in slots(config)]
         self._by_identity: dict[str, Child] = {}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._channel = listen_router(self._context, ipc_endpoint(run_dir, SUPERVISOR))
+        transport = Transport(config.runtime.transport, run_dir, is_supervisor=True)
+        self._context = transport.context
+        self._channel = listen_router(self._context, transport.endpoint(SUPERVISOR))
+        transport.publish_supervisor(self._channel.endpoint)
         self._relay = LogRelay()
         self._parent_read, self._parent_write = os.pipe()  # its end tells the children that we are gone
         self._signal_read, self._signal_write = os.pipe()

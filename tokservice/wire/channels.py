@@ -8,6 +8,8 @@
 No send blocks: what a full socket refuses waits in an outbox of bounded size, and beyond that ``send`` refuses:
 what is already kept stays, in its order, so that nothing that was taken is ever missing in between. No read is
 unbounded: ``receive`` returns after so many messages or bytes. A channel belongs to one thread.
+
+Addresses are ipc, or, from a context with keys (``curve.py``), tcp; there is no other way.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 import zmq
 
 from tokservice.wire import codec
+from tokservice.wire.curve import CurveContext
 from tokservice.wire.errors import ConfigError, PeerLost, WireError
 from tokservice.wire.messages import Buffer, Message
 
@@ -45,6 +48,7 @@ class Channel:
     """One socket that carries messages. ``num_malformed`` counts messages that were dropped as malformed."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, peer: str = "") -> None:
+        self._context = context
         self.socket = context.socket(kind)
         self.socket.linger = 0
         self.socket.sndhwm = self.socket.rcvhwm = HIGH_WATER_MARK
@@ -54,6 +58,21 @@ class Channel:
         self._peer = peer
         self._outboxes: dict[str, deque[list[Buffer]]] = {}
         self._outbox_bytes: dict[str, int] = {}
+
+    def bind(self, endpoint: str) -> None:
+        """Listen. ``endpoint`` is then where peers find the socket. Raises ConfigError for plain tcp."""
+        self._secure(endpoint, listens=True)
+        self.socket.bind(endpoint)
+
+    def connect(self, endpoint: str) -> None:
+        """Talk to who listens there, now or later. Raises ConfigError for plain tcp."""
+        self._secure(endpoint, listens=False)
+        self.socket.connect(endpoint)
+
+    @property
+    def endpoint(self) -> str:
+        """Of a socket that listens: its address, with the port that it was given."""
+        return self.socket.get_string(zmq.LAST_ENDPOINT)
 
     def send(self, message: Message, to: str = "", *, always: bool = False) -> None:
         """Send, or keep for ``flush``. ``to`` names the peer on a router's channel.
@@ -121,6 +140,14 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _secure(self, endpoint: str, *, listens: bool) -> None:
+        if endpoint.startswith("ipc://"):
+            return
+        if not isinstance(self._context, CurveContext):
+            self.close()
+            raise ConfigError(f"{endpoint}: only ipc can do without keys")
+        self._context.secure(self.socket, listens=listens)
+
     def _try_send(self, peer: str, frames: list[Buffer]) -> bool:
         parts = [peer.encode("ascii"), *frames] if self._routed else frames
         try:
@@ -145,7 +172,7 @@ def listen_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Cha
     """The side of many peers; sending to one that is not there raises PeerLost instead of dropping."""
     channel = Channel(context, zmq.ROUTER)
     channel.socket.router_mandatory = True
-    channel.socket.bind(endpoint)
+    channel.bind(endpoint)
     return channel
 
 
@@ -153,21 +180,21 @@ def dealer(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, identity: str
     """One peer's side of ``listen_router``; ``identity`` is how the router knows it."""
     channel = Channel(context, zmq.DEALER, peer)
     channel.socket.routing_id = identity.encode("ascii")
-    channel.socket.connect(endpoint)
+    channel.connect(endpoint)
     return channel
 
 
 def listen_pull(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> Channel:
     """An inbox that several peers push to."""
     channel = Channel(context, zmq.PULL)
-    channel.socket.bind(endpoint)
+    channel.bind(endpoint)
     return channel
 
 
 def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, peer: str) -> Channel:
     """A one-way line to one inbox."""
     channel = Channel(context, zmq.PUSH, peer)
-    channel.socket.connect(endpoint)
+    channel.connect(endpoint)
     return channel
 
 

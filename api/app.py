@@ -107,17 +107,15 @@ class App:
             self._begin_get(exchange)
 
     def body(self, exchange: Exchange) -> None:
-        """More of a body is kept: pass it on, a small one whole, a larger one in chunks that suit a socket."""
+        """More of a body is kept: pass it on, a small one whole, a larger one as it comes, though not in crumbs."""
         if exchange.received_bytes > self.settings.max_body_bytes:
             self._router.abort(exchange)
             exchange.respond_error(BODY_TOO_LARGE, close=True)
         elif exchange.request_id:
-            while len(exchange.kept) >= MAX_CHUNK_BYTES:
-                self._router.body_chunk(exchange, exchange.take_body(MAX_CHUNK_BYTES), complete=False)
-            if exchange.complete:
-                self._router.body_chunk(exchange, exchange.take_body(), complete=True)
+            if exchange.complete or (len(exchange.kept) >= MAX_CHUNK_BYTES and not exchange.has_whole_body):
+                self._router.body_chunk(exchange)
         elif exchange.complete:
-            self._router.submit(exchange, exchange.take_body(), complete=True)
+            self._router.submit(exchange, whole=True)
 
     def abandoned(self, exchange: Exchange) -> None:
         """Nobody waits for the answer any more."""
@@ -149,7 +147,7 @@ class App:
             exchange.respond_error(error, close=error in (DRAINING, BODY_TOO_LARGE))
             return
         if not 0 <= exchange.content_length <= SMALL_BODY_BYTES:
-            self._router.submit(exchange, b"", complete=False)  # admission before the body
+            self._router.submit(exchange, whole=False)  # admission before the body
         if not exchange.is_answered:
             exchange.invite_body()
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from api.cors import Origins
 from api.http_head import CONTINUE, EVENT_STREAM, JSON, LAST_CHUNK, chunk, response_head, safe_label
+from api.kept_body import KeptBody
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import Buffer
 
@@ -53,7 +54,7 @@ class Exchange:
         self.keep_alive = False  # the connection stays open after the response
         self.content_length = -1  # -1: not stated (chunked)
         self.received_bytes = 0  # of the body
-        self.kept = bytearray()  # body that has arrived, and is not yet passed on
+        self.kept = KeptBody()
         self.complete = False  # the whole request has arrived
         # its way
         self.begun = False  # it is this request's turn
@@ -79,14 +80,10 @@ class Exchange:
         """Whether the answer is known, so that further body is dropped."""
         return self.finished or self._answer is not None
 
-    def take_body(self, num_bytes: int = -1) -> bytes:
-        """Remove up to so many bytes (-1: all) of the kept body."""
-        if num_bytes < 0 or num_bytes >= len(self.kept):
-            piece, self.kept = bytes(self.kept), bytearray()
-        else:
-            piece = bytes(memoryview(self.kept)[:num_bytes])
-            del self.kept[:num_bytes]
-        return piece
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of a body of stated length is here; ``complete`` follows at once."""
+        return self.received_bytes == self.content_length
 
     def invite_body(self) -> None:
         """Tell a client that waits for it to send the body."""

@@ -82,6 +82,7 @@ class HttpConnection(asyncio.Protocol):
         self._reader = RequestReader(self, application.settings.max_header_bytes)
         self._exchanges: deque[Exchange] = deque()  # unfinished; the first is being served
         self._sent_ahead = bytearray()  # not yet parsed
+        self._num_unparsed = 0  # of the read that is being parsed
         self._turn: asyncio.Handle | None = None  # of the loop, in which reading goes on
         self._advancing = False
         self._upload_paused = False
@@ -129,8 +130,10 @@ class HttpConnection(asyncio.Protocol):
             self._sent_ahead += data
         else:
             size = self._share_bytes
-            self._sent_ahead += data[size:]
+            self._num_unparsed = max(0, len(data) - size)
             self._parse(data[:size])
+            if self._num_unparsed:
+                self._read_on(memoryview(data)[size:])
         self._pace_reading(yielding=len(data) >= FULL_READ_BYTES)
 
     def pause_writing(self) -> None:
@@ -155,13 +158,13 @@ class HttpConnection(asyncio.Protocol):
         self._exchanges.append(exchange)
         self._advance()
 
-    def body_arrived(self, exchange: Exchange, data: bytes) -> None:
+    def body_arrived(self, exchange: Exchange, data: Buffer) -> None:
         """Keep a piece of a body, and hand it on if it is the request's turn."""
         received_bytes = exchange.received_bytes
         if received_bytes // BODY_PIECE_BYTES != (received_bytes - len(data)) // BODY_PIECE_BYTES:
             self._since_s = self._now_s
         if not exchange.is_answered:
-            exchange.kept += data
+            exchange.kept.add(data)
             if exchange.begun:
                 self._application.body(exchange)
 
@@ -214,7 +217,7 @@ class HttpConnection(asyncio.Protocol):
             self._advance()
             return
         self._flush()
-        sent_more = self._discarding or self._sent_ahead or len(self._exchanges) > 1
+        sent_more = self._discarding or self._sent_ahead or self._num_unparsed or len(self._exchanges) > 1
         if exchange.complete and not sent_more:
             self._transport.close()  # once everything written has left
         else:
@@ -296,11 +299,21 @@ class HttpConnection(asyncio.Protocol):
             self._parse(data)
         self._pace_reading()
 
+    def _read_on(self, rest: memoryview) -> None:
+        """The rest of a read whose share was parsed: what of it is body of stated length too, without a copy."""
+        size = 0 if self._upload_paused else min(len(rest), self._reader.body_left)
+        self._num_unparsed = len(rest) - size
+        if size and not self._discarding:
+            self._parse(rest[:size])
+        if not self._discarding:
+            self._sent_ahead += rest[size:]
+        self._num_unparsed = 0
+
     @property
     def _has_work(self) -> bool:
         return bool(self._sent_ahead) and not (self._is_answer_due or self._upload_paused)
 
-    def _parse(self, data: bytes) -> None:
+    def _parse(self, data: bytes | memoryview) -> None:
         try:
             self._reader.feed(data)
         except Refused as refused:

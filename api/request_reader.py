@@ -13,7 +13,9 @@ import httptools
 from api.exchange import Exchange, Line
 from api.http_head import request_path
 from tokservice.wire.errors import BAD_HTTP, HEADERS_TOO_LARGE, RequestError
+from tokservice.wire.messages import Buffer
 
+LONG_BODY_BYTES = 64 * 1024  # what comes of a longer one, in later reads, passes by the parser, which would copy it
 MAX_HEADERS = 256
 HEADER_OVERHEAD_BYTES = 4  # colon, blank and line end
 ONCE = {b"host", b"transfer-encoding"}  # repeating these is how requests are smuggled
@@ -36,7 +38,7 @@ class Receiver(Line, Protocol):
     def head_arrived(self, exchange: Exchange) -> None:
         """The request can be judged."""
 
-    def body_arrived(self, exchange: Exchange, data: bytes) -> None:
+    def body_arrived(self, exchange: Exchange, data: Buffer) -> None:
         """A piece of its body."""
 
     def request_arrived(self, exchange: Exchange) -> None:
@@ -52,6 +54,7 @@ class RequestReader:
         self._receiver = receiver
         self._max_head_bytes = max_head_bytes
         self._parser = httptools.HttpRequestParser(self)
+        self._passes_by = False  # a body, from the next ``feed`` on
         self._num_headers = 0
         self._head_bytes = 0  # target and headers (trailers too) of the arriving request
         self._noticed_bytes = 0  # that callbacks were given
@@ -65,6 +68,10 @@ class RequestReader:
 
     def feed(self, data: bytes | memoryview) -> None:
         """Parse. Raises Refused; the reader is of no more use then."""
+        if self._passes_by and data:
+            data = self._pass_by(data)
+            if not data:
+                return
         noticed_bytes = self._noticed_bytes
         try:
             self._parser.feed_data(data)
@@ -83,6 +90,15 @@ class RequestReader:
         """Let go of the parser, and it of us: a cycle would wait for the garbage collector."""
         self.arriving = None
         del self._parser, self._receiver
+
+    def _pass_by(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Hand on what of it is body, and have another parser take over after that; returns what follows."""
+        size = min(len(data), self.body_left)
+        self.on_body(data[:size])
+        if not self.body_left:
+            self._parser = httptools.HttpRequestParser(self)
+            self.on_body_complete()
+        return data[size:]
 
     def _check_head(self) -> None:
         if self._num_headers > MAX_HEADERS or self._head_bytes + self._held_bytes > self._max_head_bytes:
@@ -153,9 +169,11 @@ class RequestReader:
         elif not exchange.http_1_1 or headers[b"transfer-encoding"].strip().lower() != b"chunked":
             raise Refused(BAD_HTTP)
         self.in_head = False
+        # Not where the connection ends with this request: that parser takes nothing after it.
+        self._passes_by = exchange.keep_alive and exchange.content_length > LONG_BODY_BYTES
         self._receiver.head_arrived(exchange)
 
-    def on_body(self, data: bytes) -> None:
+    def on_body(self, data: Buffer) -> None:
         """A piece of the body."""
         exchange = self.arriving
         assert exchange is not None
@@ -172,6 +190,7 @@ class RequestReader:
         """The request is whole."""
         exchange, self.arriving = self.arriving, None
         assert exchange is not None
+        self._passes_by = False
         self._receiver.request_arrived(exchange)
 
 

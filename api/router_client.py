@@ -77,21 +77,22 @@ class RouterClient:
             )
             self._process.watch(raw)
 
-    def submit(self, exchange: Exchange, body: bytes, *, complete: bool) -> None:
-        """Begin a request, with the first piece of its body."""
+    def submit(self, exchange: Exchange, *, whole: bool) -> None:
+        """Begin a request: with its body, or before that, so that a full server can refuse it."""
         exchange.request_id = f"{self._process.identity}:{next(self._counter)}"
         if self._line is None:
             exchange.respond_error(NOT_READY)
             return
         self._line.open[exchange.request_id] = exchange
-        frames = (body,) if body else ()
-        submit = Submit(exchange.request_id, exchange.route, exchange.content_length, complete, frames)
-        self._send(self._line, exchange, submit)
+        frames = exchange.kept.take() if whole else ()
+        message = Submit(exchange.request_id, exchange.route, exchange.content_length, whole, frames)
+        self._send(self._line, exchange, message)
 
-    def body_chunk(self, exchange: Exchange, data: bytes, *, complete: bool) -> None:
-        """Send more of its body."""
+    def body_chunk(self, exchange: Exchange) -> None:
+        """Send what is kept of its body."""
+        frames = exchange.kept.take()
         if self._line is not None and exchange.request_id in self._line.open:
-            self._send(self._line, exchange, BodyChunk(exchange.request_id, complete, (data,) if data else ()))
+            self._send(self._line, exchange, BodyChunk(exchange.request_id, exchange.complete, frames))
 
     def abort(self, exchange: Exchange) -> None:
         """Its client has gone."""

@@ -168,17 +168,20 @@ class FakeRouter:
     num_submitted: int = 0
     held_bytes: int = 0
 
-    def submit(self, exchange: Exchange, body: bytes, *, complete: bool) -> None:
+    def submit(self, exchange: Exchange, *, whole: bool) -> None:
         assert not exchange.request_id
         self.num_submitted += 1
         exchange.request_id = f"r{self.num_submitted}"
         self.open[exchange.request_id] = exchange
-        assert exchange.complete or not complete
-        assert len(body) <= 65_536
+        assert exchange.complete or not whole
+        if whole:
+            assert all(0 < len(frame) <= 65_536 for frame in exchange.kept.take())
 
-    def body_chunk(self, exchange: Exchange, data: bytes, *, complete: bool) -> None:
+    def body_chunk(self, exchange: Exchange) -> None:
         if exchange.request_id in self.open:
-            assert 0 < len(data) <= 65_536 or complete
+            frames = exchange.kept.take()
+            assert frames or exchange.complete
+            assert all(0 < len(frame) <= 65_536 for frame in frames)
 
     def abort(self, exchange: Exchange) -> None:
         self.open.pop(exchange.request_id, None)

@@ -49,8 +49,9 @@ class _Worker:
 
     @property
     def can_take_short(self) -> bool:
-        free = not self.stalled and len(self.in_flight) < self.capacity
-        return free and not any(item.exclusive for item in self.in_flight.values())
+        if self.stalled or len(self.in_flight) >= self.capacity:
+            return False
+        return not any(item.exclusive for item in self.in_flight.values())
 
     @property
     def can_take_exclusive(self) -> bool:
@@ -108,7 +109,7 @@ class TokenizerPool:
 
     def assign(self, now_s: float) -> Iterator[tuple[Waiting, str]]:
         """Take bodies off the queues, each with its worker; the caller ``confirm``s each with its attempt."""
-        while True:
+        while self._short or self._exclusive:
             overdue = self._exclusive_is_overdue(now_s)
             worker = None if overdue else self._worker_for_short(kept_free=False)
             if self._short and worker is not None:

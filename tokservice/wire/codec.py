@@ -216,11 +216,11 @@ _IDENTITY = re.compile(r"(?P<label>[a-z]+)\.[0-9]{1,9}\.[0-9]{1,9}")
 
 
 def _submit(message: Submit) -> bool:
-    return message.route in _ROUTES and _one_chunk(message)
+    return message.route in _ROUTES and _are_chunks(message)
 
 
-def _one_chunk(message: Submit | BodyChunk) -> bool:
-    return len(message.frames) <= 1 and all(len(frame) <= MAX_CHUNK_BYTES for frame in message.frames)
+def _are_chunks(message: Submit | BodyChunk) -> bool:
+    return all(len(frame) <= MAX_CHUNK_BYTES for frame in message.frames)
 
 
 def _abort(message: Abort) -> bool:
@@ -341,7 +341,7 @@ def _hello(message: Hello) -> bool:
 
 _RULES: dict[type, Callable[[Any], bool]] = {
     Submit: _submit,
-    BodyChunk: _one_chunk,
+    BodyChunk: _are_chunks,
     Abort: _abort,
     Prepare: _prepare,
     Accepted: _accepted,

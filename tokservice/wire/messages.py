@@ -143,7 +143,7 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request begins. Frames: at most one, the first piece of the raw body (at most 64 KiB)."""
+    """A request begins. Frames: the first pieces of the raw body, of at most 64 KiB each."""
 
     request_id: str  # made by the API process: '<its identity>:<counter>'
     route: int
@@ -154,7 +154,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class BodyChunk:
-    """More of a raw body. Frames: at most one, at most 64 KiB."""
+    """More of a raw body. Frames: pieces of at most 64 KiB each."""
 
     request_id: str
     complete: bool

@@ -120,19 +120,10 @@ def test_the_body_is_invited_once_and_only_where_it_is_awaited() -> None:
         assert line.written == b""
 
 
-def test_taking_a_body() -> None:
-    """In pieces, in order, until nothing is kept."""
-    it, _ = exchange()
-    it.kept += b"abcde"
-    assert [it.take_body(2), it.take_body(2), it.take_body(2), it.take_body()] == [b"ab", b"cd", b"e", b""]
-    it.kept += b"xy"
-    assert (it.take_body(), it.kept) == (b"xy", b"")
-
-
 def test_an_answer_drops_the_body() -> None:
     """It is not needed any more."""
     it, _ = exchange()
-    it.kept += b"abc"
+    it.kept.add(b"abc")
     it.respond_error(NOT_FOUND)
     assert not it.kept
 

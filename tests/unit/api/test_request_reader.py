@@ -301,3 +301,19 @@ def test_refusals_hold_no_memory() -> None:
     for _ in range(100):
         refusal(b"\x00")
     assert BAD_HTTP.__traceback__ is None
+
+
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+@pytest.mark.parametrize("step", [1000, 65_536, 70_000, 1_000_000])
+def test_a_long_body_passes_whole_and_what_follows_is_parsed(connection: str, step: int) -> None:
+    """It does not go through the parser, which another one replaces: no byte of it may be lost, or be taken for the
+    next request."""
+    body = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 8000
+    recorder = read(post_head(f"Content-Length: {len(body)}", f"Connection: {connection}") + body, step)
+    assert recorder.whole == recorder.heads == list(recorder.bodies)
+    assert recorder.bodies[recorder.heads[0]] == body
+    if connection == "keep-alive":
+        two = read((post_head(f"Content-Length: {len(body)}") + body) * 2 + get("/health"), step)
+        assert [two.bodies[exchange] for exchange in two.whole] == [body, body, b""]
+        assert two.whole[-1].path == "/health"
+        assert refusal(post_head(f"Content-Length: {len(body)}") + body + b"nonsense\r\n\r\n", step) is BAD_HTTP

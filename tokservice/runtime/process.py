@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import faulthandler
+import gc
 import logging
 import math
 import os
@@ -157,6 +158,8 @@ class Process:
         ``reads_per_turn``: above 1 where a turn is so long that all that has arrived should be read before it.
         """
         self.add(self.control, lambda _, message: self._on_control(service, message))
+        gc.collect()
+        gc.freeze()  # a full collection over all that was imported would stop every request for 10 ms and more
         while not self.stopping:
             pause_s = service.turn(time.monotonic())
             now = time.monotonic()

@@ -25,6 +25,15 @@ class TextBlock(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fie
     citations: RefusedUnlessEmpty = NULL
 
 
+class OnlyText(msgspec.Struct, forbid_unknown_fields=True):
+    """The same where nothing else can be; its type may be left out."""
+
+    text: str
+    type: typing.Literal["text"] = "text"
+    cache_control: Ignored = NULL
+    citations: RefusedUnlessEmpty = NULL
+
+
 class ThinkingBlock(msgspec.Struct, tag_field="type", tag="thinking", forbid_unknown_fields=True):
     """Earlier thoughts of the assistant. Nobody signs them here."""
 
@@ -45,7 +54,7 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbi
     """What came of a tool call; what failed is introduced to the model as an error."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[OnlyText] | None = None
     is_error: bool | None = None
     cache_control: Ignored = NULL
 
@@ -82,7 +91,7 @@ class CountTokensBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     messages: list[InputMessage]
-    system: str | list[TextBlock] | None = None
+    system: str | list[OnlyText] | None = None
     tools: list[InputTool] | None = None
     tool_choice: InputToolChoice | None = None
     cache_control: Ignored = NULL
@@ -111,4 +120,4 @@ class MessagesBody(CountTokensBody, kw_only=True):
     inference_geo: Refused = NULL
 
 
-TEXT_BLOCK_NEUTRAL = neutral_fields(TextBlock)
+TEXT_NEUTRAL = neutral_fields(OnlyText)

@@ -68,8 +68,10 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> str:
 def _answers(response: dict[str, Any]) -> str:
     if "$ref" in response:
         return "an error: " + _type(response)
+    schemas = {kind: content["schema"] for kind, content in response["content"].items()}
     return "<br>".join(
-        f"{_type(content['schema'])} <code>{escape(kind)}</code>" for kind, content in response["content"].items()
+        f"{_type(schema.get('properties', {}).get('data', schema))} <code>{escape(kind)}</code>"  # of an event its data
+        for kind, schema in schemas.items()
     )
 
 
@@ -90,6 +92,8 @@ def _type(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f'<a href="#{name}"><code>{name}</code></a>'
+    if "contentSchema" in schema:
+        return _type(schema["contentSchema"])
     if "anyOf" in schema:
         return " | ".join(map(_type, schema["anyOf"]))
     if "enum" in schema:

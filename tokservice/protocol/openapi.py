@@ -22,16 +22,17 @@ from tokservice.protocol import (
     responses_api_requests,
 )
 from tokservice.protocol.described import described
+from tokservice.wire.errors import SSE_DONE
 
 Document = dict[str, Any]
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+DONE = SSE_DONE.decode().removeprefix("data: ").rstrip()
 SCHEMAS = "#/components/schemas/{name}"
 DESCRIPTION = """\
 A field that is not listed is refused with a 400 that names it; null means the same as leaving a field out. \
-With "stream": true the answer is server-sent events, each an object of a schema given here; \
-where all are of one schema, a last one is [DONE]."""
+With "stream": true the answer is server-sent events; the schemas given here are those of one event, by its fields."""
 POST_ERRORS = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503, 504)
 GET_ERRORS = (401, 404, 405)
 CHAT_EXAMPLE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -226,9 +227,20 @@ def _operation(operation: Operation) -> dict[str, Any]:
         }
     content = {operation.media_type: _schema(operation.answer) if operation.answer else {"schema": {}}}
     if operation.events:
-        content[EVENTS] = _schema(*operation.events)
+        content[EVENTS] = {"schema": _event(operation)}
     responses = {str(status): _response(HTTPStatus(status).phrase, content) for status in operation.statuses}
     return {**entry, "responses": responses | _errors(operation)}
+
+
+def _event(operation: Operation) -> dict[str, Any]:
+    """One event: its data is JSON. Those of one type have no names, and end with [DONE]."""
+    is_named = len(operation.events) > 1
+    kinds = operation.events if is_named else (*operation.events, operation.error)
+    data: dict[str, Any] = {"type": "string", "contentMediaType": JSON, "contentSchema": _schema(*kinds)["schema"]}
+    if is_named:
+        names = {"enum": [kind.__struct_config__.tag for kind in kinds]}
+        return {"type": "object", "properties": {"event": names, "data": data}, "required": ["event", "data"]}
+    return {"type": "object", "properties": {"data": {"anyOf": [data, {"enum": [DONE]}]}}, "required": ["data"]}
 
 
 def _errors(operation: Operation) -> dict[str, Any]:

@@ -64,25 +64,34 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", fo
     status: ItemStatus | None = None
 
 
+class ResultText(msgspec.Struct, forbid_unknown_fields=True):
+    """A text of what came of a tool call; its type may be left out, as of all that are alone in their place."""
+
+    text: str
+    type: typing.Literal["input_text"] = "input_text"
+
+
 class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output", forbid_unknown_fields=True):
     """What came of a tool call."""
 
     call_id: str
-    output: str | list[InputText]
+    output: str | list[ResultText]
     id: str | None = None
     status: ItemStatus | None = None
 
 
-class SummaryText(msgspec.Struct, tag_field="type", tag="summary_text", forbid_unknown_fields=True):
+class SummaryText(msgspec.Struct, forbid_unknown_fields=True):
     """A summary of thoughts."""
 
     text: str
+    type: typing.Literal["summary_text"] = "summary_text"
 
 
-class ReasoningText(msgspec.Struct, tag_field="type", tag="reasoning_text", forbid_unknown_fields=True):
+class ReasoningText(msgspec.Struct, forbid_unknown_fields=True):
     """Thoughts."""
 
     text: str
+    type: typing.Literal["reasoning_text"] = "reasoning_text"
 
 
 class ReasoningItem(msgspec.Struct, tag_field="type", tag="reasoning", forbid_unknown_fields=True):
@@ -113,19 +122,21 @@ TYPE_READER = Reader(TypeOfItem)
 # --- other parts ----------------------------------------------------------------------------------------------
 
 
-class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     """A function that the model may call: see ``tools.Function``."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    type: typing.Literal["function"] = "function"
 
 
-class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
     """Demands a call of one function."""
 
     name: str
+    type: typing.Literal["function"] = "function"
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokservice.protocol.anthropic_requests import (
-    TEXT_BLOCK_NEUTRAL,
+    TEXT_NEUTRAL,
     CountTokensBody,
     InputMessage,
     InputTool,
     InputToolChoice,
     MessagesBody,
+    OnlyText,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -108,11 +109,11 @@ def _assistant_message(place: int, message: InputMessage) -> Message:
     return Message(role="assistant", content=_text(texts), reasoning_content=reasoning, tool_calls=calls or None)
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
+def _text(content: str | Sequence[TextBlock | OnlyText]) -> str:
     if isinstance(content, str):
         return content
     for block in content:
-        refuse_unsupported(block, TEXT_BLOCK_NEUTRAL, param="messages")
+        refuse_unsupported(block, TEXT_NEUTRAL, param="messages")
     return "".join(block.text for block in content)
 
 

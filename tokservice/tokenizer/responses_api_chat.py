@@ -31,6 +31,7 @@ from tokservice.protocol.responses_api_requests import (
     ReasoningItem,
     ReasoningText,
     ResponsesBody,
+    ResultText,
     SummaryText,
     TextConfig,
 )
@@ -173,7 +174,7 @@ def _assistant_message(messages: list[Message], *unset: str) -> Message:
     return last
 
 
-def _text(content: str | Iterable[InputText | PriorOutputText | SummaryText | ReasoningText]) -> str:
+def _text(content: str | Iterable[InputText | PriorOutputText | ResultText | SummaryText | ReasoningText]) -> str:
     if isinstance(content, str):
         return content
     texts = []

@@ -32,7 +32,7 @@ from tokservice.protocol.reading import (
 )
 from tokservice.protocol.tools import Tool, ToolChoice
 
-Temperature = Annotated[float, Bounds(0)]
+Temperature = Annotated[float, Bounds(0, 100)]
 TopP = Annotated[float, Bounds(0, 1, above_low=True)]
 Penalty = Annotated[float, Bounds(-2, 2)]
 TokenId = Annotated[int, Bounds(0)]  # the vocabulary has an end too, which the engine knows

@@ -48,7 +48,8 @@ def test_other_apis_have_the_bounds_of_chat_completions(body: type[msgspec.Struc
 @pytest.mark.parametrize(
     ("field", "value", "rule"),
     [
-        ("temperature", -0.1, "must be at least 0"),
+        ("temperature", -0.1, "must be between 0 and 100"),
+        ("temperature", 1e300, "must be between 0 and 100"),
         ("top_p", 0, "must be above 0 and at most 1"),
         ("presence_penalty", 2.01, "must be between -2 and 2"),
         ("seed", 2**63, "must be between"),

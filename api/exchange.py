@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from api.cors import Origins
-from api.http_head import CONTINUE, EVENT_STREAM, JSON, LAST_CHUNK, chunk, response_head, safe_label
+from api.http_head import CONTINUE, EVENT_STREAM, JSON, KEEPALIVE, LAST_CHUNK, chunk, response_head, safe_label
 from api.kept_body import KeptBody
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import Buffer
@@ -132,6 +132,11 @@ class Exchange:
         self.keep_alive = self.keep_alive and self.complete and self._chunked
         self.line.write(self._head(status, EVENT_STREAM, None))
         self.line.response_started(status)
+
+    def send_keepalive(self) -> None:
+        """Say on an open stream that the connection lives; between events, as every piece of a stream ends one."""
+        if self.started and self._answer is None:
+            self.send(KEEPALIVE, last=False)
 
     def send(self, data: Buffer, *, last: bool) -> None:
         """More bytes of a streamed response."""

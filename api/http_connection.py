@@ -92,6 +92,7 @@ class HttpConnection(asyncio.Protocol):
         self._writing = True
         self._unsent = bytearray()  # joined deltas for a slow reader
         self._unsent_bytes_seen = 0
+        self._silent_since_s = 0.0  # the sweep before the last piece of a response
 
     # --- asyncio.Protocol
 
@@ -192,6 +193,7 @@ class HttpConnection(asyncio.Protocol):
         """Write, or join to what waits for a slow reader; too much of it ends the connection."""
         if self._gone:
             return
+        self._silent_since_s = self._now_s
         if self._writing:
             self._transport.write(data)
         else:
@@ -207,6 +209,7 @@ class HttpConnection(asyncio.Protocol):
 
     def response_started(self, status: int) -> None:
         """A response began."""
+        self._silent_since_s = self._now_s
         self._application.response_started(status)
 
     def response_finished(self, exchange: Exchange) -> None:
@@ -256,13 +259,15 @@ class HttpConnection(asyncio.Protocol):
         return self._gone or (not self._unsent and self._transport.get_write_buffer_size() == 0)
 
     def sweep(self, now_s: float) -> None:
-        """Close the connection if it has waited too long for whatever it waits for."""
+        """Close the connection if it has waited too long for whatever it waits for; keep a silent stream alive."""
         self._now_s = now_s
         if not self._reading and self._is_serving and _has_hung_up(self._transport):
             self.drop()
         if self._gone or self._is_writing(now_s):
             return
         settings = self._settings
+        if self._is_serving and 0 < settings.sse_keepalive_s <= now_s - self._silent_since_s:
+            self._exchanges[0].send_keepalive()
         waited_s = now_s - self._since_s
         if self._discarding:
             if waited_s > DISCARD_S and not self._is_serving:

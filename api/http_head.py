@@ -19,6 +19,7 @@ _MAX_LABEL_BYTES = 128
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EVENT_STREAM = "text/event-stream; charset=utf-8"
 JSON = "application/json"
+KEEPALIVE = b": keep-alive\n\n"  # a comment, which readers of events skip (HTML standard, section 9.2.6)
 LAST_CHUNK = b"0\r\n\r\n"
 
 

@@ -89,7 +89,7 @@ def _submit(draw: st.DrawFn, _: Submit) -> dict[str, Any]:
 
 
 def _chunk(draw: st.DrawFn, _: Submit | BodyChunk) -> dict[str, Any]:
-    return {"frames": draw(st.lists(PAYLOAD, max_size=1).map(tuple))}
+    return {"frames": draw(st.lists(PAYLOAD, max_size=3).map(tuple))}
 
 
 def _abort(draw: st.DrawFn, _: Abort) -> dict[str, Any]:

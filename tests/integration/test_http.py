@@ -108,3 +108,15 @@ def test_a_client_that_does_not_read(server: Server) -> None:
         client.send(post(completion(server, max_tokens=500_000, stream=True, n=64), KEY))
         wait_for(lambda: server.gauge("http_slow_readers_total") > before, 60, "it is cut off")
         wait_for(lambda: is_idle(server), what="idle")
+
+
+def test_each_process_tells_of_its_own_loop(server: Server) -> None:
+    """The lag of one API process was hidden in the sum of all: each has a histogram, which goes on."""
+
+    def num_beats() -> dict[str, int]:
+        rows = re.findall(r'event_loop_lag_seconds_count\{process="([^"]+)"\} (\d+)', server.metrics())
+        return {process: int(count) for process, count in rows}
+
+    before = num_beats()
+    assert before.keys() == {"api.0", "api.1"}
+    wait_for(lambda: all(count > before[name] for name, count in num_beats().items()), what="both go on")

@@ -81,7 +81,8 @@ class ApiConfig:
     body_timeout_s: float = 60.0  # for each 64 KiB of a body, or what is left of it
     keep_alive_s: float = 120.0  # an idle connection stays open so long; above what common proxies assume
     write_stall_s: float = 60.0  # a client that reads nothing for so long is cut off
-    max_unsent_bytes: int = MIB  # ready bytes that may wait for one slow reader of a stream
+    max_unsent_bytes: int = 256 * KIB  # ready bytes that may wait for one slow reader of a stream; then it is cut off
+    sse_keepalive_s: float = 15.0  # a comment on a stream that was silent so long, for proxies and clients; 0: none
     lag_heartbeat_ms: float = 10.0  # period of the monitor that measures the loop's lag
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class ApiConfig:
             _require(getattr(self, name) >= 1, f"api.{name}", "must be at least 1")
         for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_stall_s", "lag_heartbeat_ms"):
             _require(getattr(self, name) > 0, f"api.{name}", "must be above 0")
+        _require(self.sse_keepalive_s >= 0, "api.sse_keepalive_s", "must be 0 (none) or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

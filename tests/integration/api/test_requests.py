@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from api.http_head import KEEPALIVE
 from tests.helpers.api_server import DATE, ApiServer
 from tests.helpers.http_client import RawClient, chunked, get, post, post_head
 from tokservice.wire.errors import (
@@ -417,6 +418,59 @@ def test_http_1_0(server: ApiServer) -> None:
         assert client.read_exactly(9) == b"data: 1\n\n"
         server.router.event(upload, b"data: 2\n\n", last=True)
         assert client.read_to_end() == b"data: 2\n\n"
+
+
+# --- silent streams
+
+
+def test_a_silent_stream_is_kept_alive(server: ApiServer) -> None:
+    """A proxy cut the connection while a long prompt was computed: openai-python#2722. A comment, which is no event,
+    follows once nothing was sent for a while; each event starts that time anew."""
+    with server.connect() as client:
+        server.sweep(0)
+        client.send(post(b"{}"))
+        upload = server.router.wait()
+        server.sweep(100)  # no head yet: the status is still open
+        server.router.open_stream(upload)
+        assert client.read_head().status == 200
+        server.sweep(110)
+        server.sweep(116)
+        assert client.read_chunk() == KEEPALIVE
+        server.router.event(upload, b"data: 1\n\n")
+        assert client.read_chunk() == b"data: 1\n\n"
+        server.sweep(120)
+        server.sweep(130)
+        server.router.event(upload, b"data: 2\n\n")
+        assert client.read_chunk() == b"data: 2\n\n", "it was not silent for long enough"
+        server.sweep(145)
+        server.sweep(160)
+        server.router.event(upload, b"data: 3\n\n", last=True)
+        assert [client.read_chunk() for _ in range(4)] == [KEEPALIVE, KEEPALIVE, b"data: 3\n\n", b""]
+        server.sweep(200)  # the connection is idle: no comment between responses
+        assert client.send(get("/health")).read_response().status == 200
+
+
+def test_a_plain_response_is_not_kept_alive(server: ApiServer) -> None:
+    """Its status is not known before it is here."""
+    with server.connect() as client:
+        server.sweep(0)
+        client.send(post(b"{}"))
+        upload = server.router.wait()
+        server.sweep(50)
+        server.sweep(100)
+        server.router.answer(upload, 200, b"ok")
+        assert client.read_response().body == b"ok"
+
+
+def test_comments_can_be_switched_off() -> None:
+    with ApiServer(sse_keepalive_s=0.0) as server, server.connect() as client:
+        client.send(post(b"{}"))
+        upload = server.router.wait()
+        server.router.open_stream(upload)
+        client.read_head()
+        server.sweep(1000)
+        server.router.event(upload, b"data: 1\n\n", last=True)
+        assert client.read_chunk() == b"data: 1\n\n"
 
 
 # --- the whole server's state

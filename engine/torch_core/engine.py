@@ -50,8 +50,7 @@ class TorchEngine:
         self._limits = limits
         self._runner = runner
         self._guides = GuideQueue(guides)
-        self._block_size = config.block_size
-        pool = BlockPool(runner.num_blocks, config.block_size)
+        pool = BlockPool(runner.num_blocks, runner.block_size)
         self._scheduler = Scheduler(pool, runner.max_batched_tokens, config.max_num_seqs, config.prefix_caching)
         self._sampler = Sampler(limits.vocab_size, runner.device)
         self._requests: dict[str, dict[int, Sequence]] = {}  # unfinished choices
@@ -74,7 +73,7 @@ class TorchEngine:
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=self._scheduler.num_waiting + self._guides.num_waiting,
-            kv_cache_used_tokens=self._scheduler.pool.num_used * self._block_size,
+            kv_cache_used_tokens=self._scheduler.pool.num_used * self._runner.block_size,
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_output_tokens=self._num_output_tokens,
@@ -132,7 +131,7 @@ class TorchEngine:
         outputs, self._ended = self._ended, []
         chunks = self._scheduler.schedule()
         if chunks:
-            batch = build_batch(chunks, self._block_size, self._runner.max_lookup_tokens)
+            batch = build_batch(chunks, self._runner.block_size, self._runner.max_lookup_tokens)
             hidden = self._runner.forward(batch, None if self._in_flight is None else self._in_flight.sampled)
             candidates = [
                 (chunk.sequence, int(rows[-1]))
@@ -290,7 +289,7 @@ def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
     limits = EngineLimits(
         max_model_len=runner.max_model_len,
         vocab_size=runner.model.spec.vocab_size,
-        kv_cache_tokens=runner.num_blocks * settings.block_size,
+        kv_cache_tokens=runner.num_blocks * runner.block_size,
         eos_token_ids=eos_token_ids(model_dir),
         max_num_seqs=settings.max_num_seqs,
     )

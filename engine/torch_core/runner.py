@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from engine.model_files import read_json
 from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
-from engine.torch_core.attention_cuda import GatherAttention
+from engine.torch_core.attention_cuda import FLASH_BLOCK_SIZE, PagedAttention, paged_attention
 from engine.torch_core.batch import StepBatch
 from engine.torch_core.decode_graphs import DecodeGraphs
+from engine.torch_core.memory_profile import cache_bytes
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.sampler import Sampled
@@ -28,6 +29,8 @@ from tokservice.wire.errors import StartupError
 
 CPU_TOKEN_BUDGET = 256  # a step of so many prompt tokens takes some 0.3 s: what a long prompt may delay streams
 GPU_TOKEN_BUDGET = 4096
+CPU_BLOCK_SIZE = 32
+GPU_BLOCK_SIZE = FLASH_BLOCK_SIZE
 DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,10 +39,11 @@ class Runner:
     """Computes steps. Not thread-safe."""
 
     model: Model
-    attention: CpuAttention | GatherAttention
+    attention: CpuAttention | PagedAttention
     graphs: DecodeGraphs | None
     device: torch.device
     num_blocks: int
+    block_size: int  # tokens of a block
     max_model_len: int
     max_lookup_tokens: int  # longest chunk that ``build_batch`` should arrange for lookup
     max_batched_tokens: int  # of one step
@@ -85,17 +89,19 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
         threads = 1 << (threads.bit_length() - 1)  # a power of two splits rows at vector boundaries
     torch.set_num_threads(threads)
     cache_tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
-    num_blocks = _num_blocks(cache_tokens, settings.block_size)
-    max_len = min(max_len, num_blocks * settings.block_size)
+    block_size = settings.block_size or CPU_BLOCK_SIZE
+    num_blocks = _num_blocks(cache_tokens, block_size)
+    max_len = min(max_len, num_blocks * block_size)
     model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len)
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(
         model=model,
-        attention=CpuAttention(spec, num_blocks, settings.block_size),
+        attention=CpuAttention(spec, num_blocks, block_size),
         graphs=None,
         device=device,
         num_blocks=num_blocks,
+        block_size=block_size,
         max_model_len=max_len,
         max_lookup_tokens=budget if settings.deterministic else MAX_LOOKUP_TOKENS,
         max_batched_tokens=budget,
@@ -112,22 +118,32 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
     dtype = DTYPES[config.model.dtype]
     model = _load_model(spec, checkpoint, "plain", device, dtype, max_len)
     budget = settings.max_num_batched_tokens or GPU_TOKEN_BUDGET
+    block_size = settings.block_size or GPU_BLOCK_SIZE
     cache_tokens = settings.kv_cache_tokens
     if not cache_tokens:
-        free, total = torch.cuda.mem_get_info(device)
-        # Logits and activations of a full step stay outside the cache.
-        step_bytes = 8 * settings.max_num_seqs * spec.vocab_size + 64 * budget * spec.hidden_size
-        room = int(total * settings.gpu_memory_utilization) - (total - free) - step_bytes
-        cache_tokens = max(room, 0) // GatherAttention.bytes_per_token(spec, dtype)
-    num_blocks = _num_blocks(cache_tokens, settings.block_size)
-    attention = GatherAttention(spec, num_blocks, settings.block_size, device, dtype)
+        one_block = paged_attention(spec, 1, block_size, device, dtype, max_len)
+        try:
+            room = cache_bytes(
+                model, one_block, settings.gpu_memory_utilization, budget, settings.max_num_seqs, max_len
+            )
+        except torch.OutOfMemoryError as error:
+            raise StartupError(
+                "the GPU has no room for a step: lower engine.max_num_batched_tokens or engine.max_num_seqs"
+            ) from error
+        cache_tokens = room // PagedAttention.bytes_per_token(spec, dtype)
+    num_blocks = _num_blocks(cache_tokens, block_size)
+    max_len = min(max_len, num_blocks * block_size)
+    attention = paged_attention(spec, num_blocks, block_size, device, dtype, max_len)
+    graphs = DecodeGraphs(model, attention, record=True)
+    graphs.record_all(settings.max_num_seqs)
     return Runner(
         model=model,
         attention=attention,
-        graphs=DecodeGraphs(model, attention, record=True),
+        graphs=graphs,
         device=device,
         num_blocks=num_blocks,
-        max_model_len=min(max_len, num_blocks * settings.block_size),
+        block_size=block_size,
+        max_model_len=max_len,
         max_lookup_tokens=1,
         max_batched_tokens=budget,
         overlaps=True,

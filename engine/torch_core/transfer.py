@@ -18,7 +18,13 @@ from torch import Tensor
 def upload(values: npt.ArrayLike, device: torch.device) -> Tensor:
     """A tensor on the device, of the array's shape and type."""
     tensor = torch.from_numpy(np.asarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+
+
+def upload_into(tensor: Tensor, values: npt.NDArray[Any]) -> None:
+    """The same into a tensor that exists."""
+    host = torch.from_numpy(values)
+    tensor.copy_(host.pin_memory() if tensor.is_cuda else host, non_blocking=True)
 
 
 class Download:

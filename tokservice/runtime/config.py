@@ -171,7 +171,7 @@ class EngineConfig:
     weight_format: str = "auto"  # on a CPU: auto (float16 weights, float32 sums), float32, int8
     max_num_seqs: int = 64  # choices that run at once
     max_num_batched_tokens: int = 0  # tokens of one step, over all choices; 0: 256 on a CPU, 4096 on a GPU
-    block_size: int = 32  # tokens of one KV cache block
+    block_size: int = 0  # tokens of one KV cache block; 0: 32 on a CPU, 256 on a GPU
     kv_cache_tokens: int = 0  # 0: from kv_cache_bytes on a CPU, from gpu_memory_utilization on a GPU
     kv_cache_bytes: int = 1024 * MIB  # on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights and KV cache
@@ -184,9 +184,8 @@ class EngineConfig:
         _require(
             self.weight_format in ("auto", "float32", "int8"), "engine.weight_format", "must be auto, float32 or int8"
         )
-        for name in ("max_num_seqs", "block_size"):
-            _require(getattr(self, name) >= 1, f"engine.{name}", "must be at least 1")
-        for name in ("max_num_batched_tokens", "threads", "kv_cache_tokens", "kv_cache_bytes"):
+        _require(self.max_num_seqs >= 1, "engine.max_num_seqs", "must be at least 1")
+        for name in ("max_num_batched_tokens", "block_size", "threads", "kv_cache_tokens", "kv_cache_bytes"):
             _require(getattr(self, name) >= 0, f"engine.{name}", "must be 0 or more")
         _require(0 < self.gpu_memory_utilization <= 1, "engine.gpu_memory_utilization", "must be in (0, 1]")
 

@@ -13,17 +13,15 @@ import torch
 
 from engine.model_files import read_json
 from engine.torch_core.attention import CpuAttention
-from engine.torch_core.attention_cuda import GatherAttention
+from engine.torch_core.attention_cuda import PagedAttention
 from engine.torch_core.batch import build_batch
 from engine.torch_core.decode_graphs import DecodeGraphs
-from engine.torch_core.engine import TorchEngine
-from engine.torch_core.guide import GuideMaker
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import read_spec
 from engine.torch_core.request import sequences_of
-from engine.torch_core.runner import load_runner
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
+from tests.helpers.gpu_attention import gpu_attention
 from tests.helpers.tiny_models import (
     COMMON,
     FAMILIES,
@@ -36,7 +34,6 @@ from tests.helpers.tiny_models import (
     run_alone,
     save_tiny_model,
 )
-from tokservice.runtime.config import from_dict
 from tokservice.wire.errors import StartupError
 
 PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
@@ -56,13 +53,13 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
     return build
 
 
-def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, gather: bool = False) -> torch.Tensor:
-    """Logits of PROMPT, computed in pieces over scattered blocks."""
+def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "") -> torch.Tensor:
+    """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | GatherAttention = CpuAttention(model.spec, 64, block_size)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size)
     graphs = None
-    if gather:
-        attention = GatherAttention(model.spec, 64, block_size, torch.device("cpu"), torch.float32)
+    if kind:
+        attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)
         graphs = DecodeGraphs(model, attention, record=False)
     (sequence,) = sequences_of(request("r", PROMPT), 512, (), 0)
     sequence.block_table = np.random.default_rng(1).permutation(64)[: -(-len(PROMPT) // block_size)].tolist()
@@ -83,14 +80,14 @@ def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, gather: b
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
-    ("max_lookup_tokens", "gather"),
-    [(1, False), (1000, False), (1, True)],
-    ids=["prefill", "lookup", "gather"],
+    ("max_lookup_tokens", "kind"),
+    [(1, ""), (1000, ""), (1, "gather"), (1, "flash")],
+    ids=["prefill", "lookup", "gather", "flash"],
 )
 def test_logits_equal_transformers(
-    load: Callable[[str, str], Model], family: str, max_lookup_tokens: int, gather: bool
+    load: Callable[[str, str], Model], family: str, max_lookup_tokens: int, kind: str
 ) -> None:
-    logits = logits_of(load(family, "float32"), [70, 1, 9, 1, 69], max_lookup_tokens, gather)
+    logits = logits_of(load(family, "float32"), [70, 1, 9, 1, 69], max_lookup_tokens, kind)
     with torch.inference_mode():
         expected = reference_model(family)(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     error = (logits - expected).abs().max() / expected.abs().max()
@@ -246,25 +243,3 @@ def test_config_without_a_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
     with pytest.raises(StartupError, match="num_attention_heads"):
         make_engine(tmp_path)
-
-
-def test_padded_decode_batches(tmp_path: Path) -> None:
-    """The GPU's arrangement (buckets of rows and widths, spare block), computed on a CPU, gives the same ids."""
-    save_tiny_model("qwen3", tmp_path)
-    rng = np.random.default_rng(5)
-    requests = [
-        request(f"r{i}", rng.integers(2, VOCAB_SIZE, length), temperature=0.0, max_tokens=4 + 3 * i)
-        for i, length in enumerate((1, 30, 31, 33, 64, 100, 200))
-    ]
-    expected = make_engine(tmp_path)
-    config = from_dict({"engine": {"threads": 1, "weight_format": "float32", "kv_cache_tokens": 1024}})
-    runner = load_runner(config, tmp_path)
-    gather = GatherAttention(runner.model.spec, runner.num_blocks, 32, runner.device, torch.float32)
-    runner.attention, runner.graphs, runner.max_lookup_tokens = gather, DecodeGraphs(runner.model, gather, False), 1
-    engine = TorchEngine(config.engine, runner, expected.limits, GuideMaker(tmp_path, VOCAB_SIZE, ()))
-    for one in requests:
-        expected.add(one)
-        engine.add(one)
-    wanted, got = drain(expected), drain(engine)
-    for one in requests:
-        assert ids_of(got, one.request_id) == ids_of(wanted, one.request_id)

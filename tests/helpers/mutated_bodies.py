@@ -127,6 +127,36 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
             "reasoning": {"effort": None},
         },
     ),
+    (
+        Route.MESSAGES,
+        {
+            "model": MODEL,
+            "max_tokens": 5,
+            "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "5"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "stop_sequences": ["a"],
+            "temperature": 0.5,
+            "top_k": 5,
+            "top_p": 0.5,
+            "stream": True,
+        },
+    ),
+    (Route.MESSAGES, {"model": MODEL, "max_tokens": 5, "messages": [{"role": "user", "content": "x"}]}),
+    (
+        Route.COUNT_TOKENS,
+        {
+            "model": MODEL,
+            "system": "s",
+            "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so"}],
+            "tools": [{"name": "f", "description": "d", "input_schema": {"type": "object"}}],
+        },
+    ),
 ]
 NUMBERS = [0, -1, 1, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, 10**400, 129, True, False, None]
 STRINGS = ["", "a", "\x00", "\u2028", "😀", "{{ 7*7 }}", "<|im_end|>", "x" * 300, "assistant", "__class__"]

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from engine.model_files import read_json
+from engine.threads import num_threads
 from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
 from engine.torch_core.attention_cuda import FLASH_BLOCK_SIZE, PagedAttention, paged_attention
 from engine.torch_core.batch import StepBatch
@@ -84,10 +85,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
         weight_format = "float32"
     if config.model.dtype not in ("auto", "float32"):
         raise StartupError("model.dtype: on a CPU activations are float32; choose engine.weight_format instead")
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    if settings.deterministic:
-        threads = 1 << (threads.bit_length() - 1)  # a power of two splits rows at vector boundaries
-    torch.set_num_threads(threads)
+    torch.set_num_threads(num_threads(settings, len(os.sched_getaffinity(0))))
     cache_tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
     block_size = settings.block_size or CPU_BLOCK_SIZE
     num_blocks = _num_blocks(cache_tokens, block_size)

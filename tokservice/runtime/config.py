@@ -166,7 +166,7 @@ class EngineConfig:
     processes: int = 1  # data parallel: each holds the whole model
     nice: int = 10  # applies on a CPU alone
     device: str = "auto"  # auto: cuda where there is one, else cpu
-    threads: int = 0  # of torch on a CPU; 0: one for each core
+    threads: int = 0  # of torch on a CPU; 0: this engine's share of the cores, of four or more all but one
     deterministic: bool = False  # on a CPU: a request's ids never depend on its batch-mates
     weight_format: str = "auto"  # on a CPU: auto (float16 weights, float32 sums), float32, int8
     max_num_seqs: int = 64  # choices that run at once

@@ -17,11 +17,12 @@ from tokservice.runtime.config import Config
 def build_core(config: Config, model_dir: Path) -> EngineCore:
     """The core that the configuration asks for, ready to run. Raises StartupError with one line for the operator."""
     if config.engine.kind == "simulated":
+        num_ids = vocab_size(model_dir)
         return SimulatedEngine(
             config.engine,
             config.simulated,
-            vocab_size=vocab_size(model_dir),
-            eos_token_ids=eos_token_ids(model_dir),
+            vocab_size=num_ids,
+            eos_token_ids=eos_token_ids(model_dir, num_ids),
             max_model_len=config.model.max_model_len,
         )
     # Threads that spin while they wait for a partner burn the core that the partner needs: beside other busy

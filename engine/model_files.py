@@ -29,13 +29,16 @@ def read_json(model_dir: Path, name: str, required: bool = False) -> dict[str, A
     return value
 
 
-def eos_token_ids(model_dir: Path) -> tuple[int, ...]:
-    """Ids that end a sequence, by config.json and generation_config.json together (each an int or a list)."""
-    ids: set[int] = set()
+def eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...]:
+    """Ids that end a sequence, by config.json and generation_config.json together (each an int or a list).
+
+    Some models name ids that they do not have: nothing may index logits by those.
+    """
+    ids: list[object] = []
     for name in ("config.json", "generation_config.json"):
         value = read_json(model_dir, name).get("eos_token_id")
-        ids.update([] if value is None else [value] if isinstance(value, int) else value)
-    return tuple(sorted(ids))
+        ids += value if isinstance(value, list) else [value]
+    return tuple(sorted({token for token in ids if isinstance(token, int) and 0 <= token < vocab_size}))
 
 
 def vocab_size(model_dir: Path) -> int:

@@ -290,7 +290,7 @@ def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
         max_model_len=runner.max_model_len,
         vocab_size=runner.model.spec.vocab_size,
         kv_cache_tokens=runner.num_blocks * runner.block_size,
-        eos_token_ids=eos_token_ids(model_dir),
+        eos_token_ids=eos_token_ids(model_dir, runner.model.spec.vocab_size),
         max_num_seqs=settings.max_num_seqs,
     )
     guides = GuideMaker(model_dir, limits.vocab_size, limits.eos_token_ids)

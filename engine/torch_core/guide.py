@@ -34,6 +34,11 @@ class Guide:
         self._matcher = matcher
         self._vocab_size = vocab_size
 
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may come next but the end."""
+        return bool(self._matcher.is_stopped())
+
     def allowed(self) -> npt.NDArray[np.bool_]:
         """(vocab_size,) the tokens that may come next; eos where the output may end. Raises GuideFailed."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
@@ -42,7 +47,7 @@ class Guide:
 
     def accept(self, token: int) -> None:
         """The output goes on with an allowed token. Raises GuideFailed."""
-        if not self._matcher.is_stopped():
+        if not self.is_complete:
             self._matcher.consume_token(token)
             self._check()
 

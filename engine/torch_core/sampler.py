@@ -141,7 +141,7 @@ class Sampler:
                 prefix = sequence.output_ids[sequence.num_output_tokens - len(word) + 1 :] if len(word) > 1 else ()
                 if tuple(prefix) == word[:-1]:
                     forbidden.append(start + word[-1])
-            if sequence.num_output_tokens < sampling.min_tokens:
+            if sequence.num_output_tokens < sampling.min_tokens and not self._is_complete(sequence):
                 forbidden += [start + token for token in sequence.stop_ids]
             if sampling.logit_bias_ids:
                 biased += [start + token for token in sampling.logit_bias_ids]
@@ -155,6 +155,10 @@ class Sampler:
             flat.index_add_(0, upload(biased, self._device), upload(np.array(biases, np.float32), self._device))
         if penalized:
             self._penalties.apply(logits, penalized, [sequences[row] for row in penalized])
+
+    def _is_complete(self, sequence: Sequence) -> bool:
+        """Whether its guide allows the end alone, so that min_tokens cannot be had."""
+        return sequence in self._guides and self._guides[sequence].is_complete
 
     def _apply_guide(self, logits: Tensor, guide: Guide) -> None:
         try:

@@ -93,6 +93,14 @@ def test_journal_that_breaks_the_guide_ends_its_request_alone(engine: EngineCore
     assert_empty(engine)
 
 
+def test_a_complete_guide_ends_before_min_tokens(engine: EngineCore, tokenizer: Tokenizer) -> None:
+    """The guide allows the end alone, min_tokens forbids it: nothing could follow, and the choice was an error."""
+    engine.add(guided(tokenizer, "regex", "[0-9]{4}", min_tokens=20))
+    outputs = drain(engine)
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert re.fullmatch("[0-9]{4}", tokenizer.decode(ids_of(outputs, "r"), skip_special_tokens=True))
+
+
 def test_choices_of_a_request_have_guides_of_their_own(engine: EngineCore, tokenizer: Tokenizer) -> None:
     engine.add(guided(tokenizer, "regex", "[0-9]{3}[a-z]{3}", n=3, seed=4, temperature=1.5))
     outputs = drain(engine)

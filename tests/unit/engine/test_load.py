@@ -28,11 +28,24 @@ def test_simulated_takes_its_sizes_from_config_json(tmp_path: Path) -> None:
     assert (limits.vocab_size, limits.eos_token_ids, limits.max_model_len) == (500, (7, 9), 64)
 
 
+@pytest.mark.parametrize(
+    ("config", "generation_config", "ids"),
+    [(7, None, (7,)), ([7, 3], 9, (3, 7, 9)), (None, [4], (4,)), ([7, None, 500, -1], [10**9, 7], (7,)), (500, [], ())],
+)
+def test_eos_ids_of_both_files_that_the_vocabulary_has(
+    tmp_path: Path, config: object, generation_config: object, ids: tuple[int, ...]
+) -> None:
+    """An eos id beyond the logits, masked because of min_tokens, has ended whole engines."""
+    write(tmp_path, "config.json", {"vocab_size": 500, "eos_token_id": config})
+    write(tmp_path, "generation_config.json", {"eos_token_id": generation_config})
+    assert build_core(SIMULATED, tmp_path).limits.eos_token_ids == ids
+
+
 def test_vocabulary_of_a_tokenizer_alone(tmp_path: Path) -> None:
     added = [{"id": 12, "content": "<end>"}]
     write(tmp_path, "tokenizer.json", {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": added})
     assert vocab_size(tmp_path) == 13
-    assert eos_token_ids(tmp_path) == ()
+    assert eos_token_ids(tmp_path, 13) == ()
     write(tmp_path, "tokenizer.json", {"model": {"vocab": [["a", -1.0], ["b", -2.0]]}})
     assert vocab_size(tmp_path) == 2
 

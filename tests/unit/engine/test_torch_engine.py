@@ -270,3 +270,87 @@ def test_deterministic_mode_needs_float32(model_dir: Path) -> None:
 
     with pytest.raises(StartupError, match="deterministic"):
         make_engine(model_dir, deterministic=True, weight_format="int8")
+
+
+def test_min_tokens_hold_back_stop_tokens_too(engine: EngineCore) -> None:
+    plain = greedy(engine, max_tokens=12, ignore_eos=True)
+    stop = plain[2]
+    ids = greedy(engine, max_tokens=30, ignore_eos=True, stop_token_ids=(stop,), min_tokens=6)
+    assert ids[:2] == plain[:2]
+    assert stop not in ids[:6]
+
+
+def test_biases_of_100_forbid_and_demand(engine: EngineCore) -> None:
+    plain = greedy(engine, max_tokens=8, ignore_eos=True)
+    forbidden = tuple(set(plain))
+    ids = greedy(engine, max_tokens=8, ignore_eos=True, logit_bias_ids=forbidden, logit_bias_values=(-100.0,) * 8)
+    assert not set(ids) & set(forbidden)
+    one = request("r", PROMPT, max_tokens=8, temperature=1.5, logit_bias_ids=(9,), logit_bias_values=(100.0,))
+    assert run_alone(engine, one) == [9] * 8
+
+
+def test_the_urgent_run_first(model_dir: Path) -> None:
+    engine = make_engine(model_dir, max_num_seqs=1)
+    for name, priority in (("running", 0), ("patient", 5), ("ordinary", 0), ("urgent", -5)):
+        engine.add(request(name, PROMPT, max_tokens=2, ignore_eos=True, priority=priority))
+        if name == "running":
+            engine.step()
+    order = list(dict.fromkeys(output.request_id for output in drain(engine)))
+    assert order == ["running", "urgent", "ordinary", "patient"]
+
+
+@pytest.mark.parametrize(
+    "penalties",
+    [{"repetition_penalty": 1.8}, {"presence_penalty": 8.0}, {"frequency_penalty": 8.0}],
+    ids=lambda value: next(iter(value)),
+)
+@pytest.mark.parametrize("kv_cache_tokens", [4096, 112])
+def test_penalties_count_what_was_said_before_a_death_or_a_preemption(
+    model_dir: Path, penalties: dict[str, float], kv_cache_tokens: int
+) -> None:
+    """Counted from the continuation on, a penalty forgets the output so far: the text repeats itself again."""
+    likely = {"logit_bias_ids": tuple(range(100, 130)), "logit_bias_values": (20.0,) * 30}
+    one = request("r", PROMPT, temperature=0.0, max_tokens=24, **likely, **penalties)
+    whole = run_alone(make_engine(model_dir, deterministic=True), one)
+    assert len(set(whole[:12])) > 6  # else there is nothing to forget
+    engine = make_engine(model_dir, deterministic=True, block_size=16, kv_cache_tokens=kv_cache_tokens)
+    engine.add(request("older", range(2, 44), max_tokens=60, ignore_eos=True, priority=-1))
+    journal = (np.array(whole[:12], np.uint32),)
+    engine.add(EngineRequest("r", 2, one.sampling, one.prompts, journal))
+    assert ids_of(drain(engine), "r") == whole[12:]
+    assert (engine.stats.num_preemptions > 0) == (kv_cache_tokens < 4096)
+
+
+def test_repetition_penalty_counts_the_prompt(engine: EngineCore) -> None:
+    biased = {"logit_bias_ids": (50, 51), "logit_bias_values": (60.0, 59.0), "max_tokens": 1, "temperature": 0.0}
+    assert run_alone(engine, request("r", [40, 50, 41], **biased)) == [50]
+    assert run_alone(engine, request("r", [40, 50, 41], **biased, repetition_penalty=2.0)) == [51]
+
+
+def test_prompt_logprobs_are_whole_whatever_is_cached_or_preempted(model_dir: Path) -> None:
+    """Cached prompt tokens have no logits: a prompt that is found in the cache was scored in part, or not at all."""
+    prompt = [(7 * i) % 250 + 2 for i in range(100)]
+    with torch.inference_mode():
+        expected = reference_model("llama3")(torch.tensor([prompt])).logits[0].log_softmax(-1).numpy()
+    engine = make_engine(model_dir, block_size=16, kv_cache_tokens=256, max_num_batched_tokens=40)
+    run_alone(engine, request("r", prompt, max_tokens=2))
+    assert engine.stats.num_cached_tokens == 0
+    engine.add(request("older", range(2, 90), max_tokens=150, ignore_eos=True, priority=-1))
+    engine.add(request("scored", prompt, max_tokens=60, n=2, num_prompt_logprobs=1, ignore_eos=True))
+    firsts = [output for output in drain(engine) if output.prompt_logprobs is not None]
+    assert sorted(output.choice for output in firsts) == [0, 1]
+    for output in firsts:
+        assert output.prompt_logprobs is not None
+        assert output.prompt_logprobs.token_ids.shape == (99, 2)
+        np.testing.assert_allclose(output.prompt_logprobs.logprobs[:, 0], expected[range(99), prompt[1:]], atol=1e-3)
+    assert engine.stats.num_preemptions > 0
+    engine.add(request("unscored", prompt, max_tokens=1))
+    assert [output.num_cached_tokens for output in drain(engine)] == [96]
+
+
+def test_choices_of_one_prompt_hold_its_blocks_once(model_dir: Path) -> None:
+    engine = make_engine(model_dir, block_size=16)
+    engine.add(request("r", range(2, 98), n=8, max_tokens=3, ignore_eos=True))
+    while len(engine.step()) < 8:
+        pass
+    assert engine.stats.kv_cache_used_tokens == 96 + 8 * 16

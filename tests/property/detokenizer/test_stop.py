@@ -42,5 +42,5 @@ def test_matches_the_reference_for_any_pieces(
 
 def longest_live_suffix(text: str, stops: tuple[str, ...]) -> str:
     """What must be held back: the longest suffix of the text that is a proper prefix of some stop string."""
-    lengths = range(min(len(text), max(map(len, stops)) - 1), 0, -1)
+    lengths = range(min(len(text), max(map(len, stops), default=1) - 1), 0, -1)
     return next((text[-n:] for n in lengths if any(s.startswith(text[-n:]) and len(s) > n for s in stops)), "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -257,3 +259,29 @@ def test_the_profile_computes_the_largest_steps(
     attention = gpu_attention(kind, spec, 1, BLOCK_SIZE, 100)
     heaviest_steps(model, attention, max_tokens=250, max_seqs=6, max_len=100)
     assert shapes == [(250, 99), (6, 0), (6, 99), (6, 0)]
+
+
+def test_gpu_check_says_that_there_is_no_gpu() -> None:
+    """A check that passes where it checked nothing."""
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    result = subprocess.run([sys.executable, "-m", "scripts.gpu_check"], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 2
+    assert "no CUDA device" in result.stdout
+
+
+def test_gpu_check_runs_to_its_end(model_dir: Path) -> None:
+    """A typing error in it would show on the first GPU that it meets, whose minutes are dear."""
+    command = [sys.executable, "-m", "scripts.gpu_check", "--device", "cpu", "--quick", "--model-dir", str(model_dir)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    record = json.loads(result.stdout.splitlines()[-1])
+    assert record["ok"]
+    assert len(record["checks"]) == 6
+    assert [(rate["tokens"], rate["overlap"]) for rate in record["output_tokens_per_s"]] == [
+        ("greedy", True),
+        ("greedy", True),
+        ("greedy", False),
+        ("sampled", True),
+    ]
+    assert "output tokens/s" in result.stdout

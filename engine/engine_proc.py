@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.checks import MAX_CHOICES
 from engine.core import ChoiceOutput, EngineCore, EngineRequest, Logprobs, RequestRefused
 from engine.load import build_core
 from tokservice.runtime.config import EngineConfig
@@ -247,6 +248,8 @@ def _read(message: Generate) -> tuple[EngineRequest, Buffer]:
         output_ids=tuple(ids[message.num_prompts :]),
         finished=tuple(FinishReason(reason) for reason in message.finished),
     )
+    if not 1 <= request.num_choices <= MAX_CHOICES:
+        raise WireError(f"{request.num_choices} choices")
     if request.finished and len(request.finished) != request.num_choices:
         raise WireError(f"{first_note - first_output} outputs for {request.num_choices} choices")
     return request, message.frames[1]

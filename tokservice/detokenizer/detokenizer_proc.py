@@ -166,7 +166,9 @@ class Detokenizer:
 
     def _prompt_logprobs(self, message: PromptLogprobs) -> None:
         request = self._open.get(message.request_id)
-        if request is not None and request.attempt == message.attempt:
+        if request is None or request.attempt != message.attempt:
+            return
+        if message.choice < request.responder.num_choices:
             rows = rows_of(1 + message.num_top, *message.frames)
             request.responder.score_prompt(message.choice, rows)
 
@@ -190,7 +192,7 @@ class Detokenizer:
             end = start + num_tokens
             logprobs = next(all_rows, None)
             request = self._open.get(request_id)
-            if request is not None and request.attempt == attempt:
+            if request is not None and request.attempt == attempt and choice < request.responder.num_choices:
                 reason = FinishReason(finish_reason)
                 fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
                 new_ids = ids[start : start + fed.num_consumed]

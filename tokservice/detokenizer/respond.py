@@ -21,6 +21,7 @@ from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
 from tokservice.protocol.responses import response_format
+from tokservice.wire.codec import MAX_CHOICES
 from tokservice.wire.errors import ENGINE_FAILED, WireError
 from tokservice.wire.messages import FinishReason, Route
 
@@ -60,6 +61,8 @@ class Responder:
         self._context = contexts.decode(context)
         if len(self._context.prompt_ids) not in (0, len(self._context.num_prompt_tokens)):
             raise WireError("a context with an uneven number of prompts")
+        if self._context.n * len(self._context.num_prompt_tokens) > MAX_CHOICES:
+            raise WireError("a context with too many choices")
         self._format = response_format(self._context)
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
@@ -77,6 +80,11 @@ class Responder:
             if token_ids or finished[choice]:
                 rows = self._read_note(choice, notes[choice], len(token_ids))
                 self._replay(choice, token_ids, rows, num_delivered[choice], FinishReason(finished[choice]))
+
+    @property
+    def num_choices(self) -> int:
+        """Of the request: those of ``feed`` and ``score_prompt`` are below it."""
+        return len(self._choices)
 
     @property
     def stream(self) -> bool:

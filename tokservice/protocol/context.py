@@ -5,7 +5,10 @@ Used by the two worker packages. Imports no tokenizer and no socket.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from tokservice.wire.errors import WireError
 
@@ -17,8 +20,8 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     response_id: str
     created: int  # unix seconds
     model: str  # the served name
-    n: int  # choices per prompt
-    num_prompt_tokens: tuple[int, ...]  # of each prompt
+    n: Annotated[int, Meta(ge=1)]  # choices per prompt
+    num_prompt_tokens: Annotated[tuple[int, ...], Meta(min_length=1)]  # of each prompt
     stream: bool
     include_usage: bool  # one more event at the end of a stream
     continuous_usage: bool  # and usage in every event

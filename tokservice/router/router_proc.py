@@ -1,7 +1,8 @@
 """The router process: sockets around ``RouterCore``.
 
 Two sockets are bound: one for the API processes, one for all workers. Headers alone are decoded here; bodies,
-token ids and finished bytes pass through as they are.
+token ids and finished bytes pass through as they are. Nobody is heard whom the topology does not name: what a peer
+says before waits for it, and strangers are given no work and no place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from tokservice.router.core import RouterCore
 from tokservice.runtime.metrics import Metrics
@@ -34,6 +36,8 @@ from tokservice.wire.messages import (
     Undelivered,
 )
 
+MAX_EARLY_MESSAGES = 1000  # of peers that the topology does not name yet; then the oldest are dropped
+
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +48,7 @@ class Router:
         self._core = RouterCore(process.config.router, process.config.tokenizer.workers, process.metrics)
         self._process = process
         self._peers: set[str] = set()
+        self._early = deque[tuple[Callable[[str, Message], None], str, Message]](maxlen=MAX_EARLY_MESSAGES)
         self._num_messages = 0
         self._told_drained = False
         self._apis = listen_router(process.context, process.endpoint("api"))
@@ -60,6 +65,9 @@ class Router:
         suspects = {mark for identity, mark in marks.items() if mark is not None and identity not in topology.left}
         self._core.topology(topology, time.monotonic(), suspects)
         self._send_all()
+        early, self._early = self._early, deque(maxlen=MAX_EARLY_MESSAGES)
+        for hear, sender, message in early:
+            hear(sender, message)  # which may have to wait again
 
     def turn(self, now: float) -> float:
         """See ``Service``."""
@@ -85,6 +93,9 @@ class Router:
         self._send_all()
 
     def _from_api(self, sender: str, message: Message) -> None:
+        if sender not in self._peers:
+            self._early.append((self._from_api, sender, message))
+            return
         self._num_messages += 1
         match message:
             case Submit():
@@ -96,6 +107,9 @@ class Router:
         self._send_all()
 
     def _from_worker(self, sender: str, message: Message) -> None:
+        if sender not in self._peers:
+            self._early.append((self._from_worker, sender, message))
+            return
         self._num_messages += 1
         match message:
             case Progress():

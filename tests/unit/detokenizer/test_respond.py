@@ -212,6 +212,15 @@ def test_a_malformed_context_is_a_wire_error() -> None:
             Responder(VOCABULARY, frame)
 
 
+@pytest.mark.parametrize(
+    "fields", [{"n": 0}, {"n": -1}, {"n": 2**17}, {"num_prompt_tokens": ()}, {"num_prompt_tokens": (1,) * 2**17}]
+)
+def test_a_context_of_impossible_choices_is_a_wire_error(fields: dict[str, Any]) -> None:
+    """A request without any choice ended its worker."""
+    with pytest.raises(WireError):
+        responder(**fields)
+
+
 def test_an_uneven_journal_is_a_wire_error() -> None:
     for journal in (([1], [0], []), ([], [0], [[A]]), ([1, 1], [0, 0], [[A], [A]])):
         with pytest.raises(WireError):

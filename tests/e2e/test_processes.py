@@ -52,8 +52,15 @@ def test_every_process_names_its_role(simulated: Server) -> None:
 def test_who_computes_gives_way_to_who_moves_bytes(simulated: Server) -> None:
     """Nice values, and one session for all: across sessions the scheduler would ignore them."""
     pids = simulated.pids()
-    nice = {role: psutil.Process(pid).nice() for (role, _), pid in pids.items()}
-    assert nice == {"api": 0, "router": 0, "detokenizer": 3, "tokenizer": 5, "engine": 10}
+    nice = {f"{role} {slot}": psutil.Process(pid).nice() for (role, slot), pid in pids.items()}
+    assert nice == {
+        "api 0": 0,
+        "router 0": 0,
+        "detokenizer 0": 3,
+        "tokenizer 0": 5,
+        "tokenizer 1": 10,  # which takes the long bodies
+        "engine 0": 10,
+    }
     stat = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids.values()]
     assert len({fields[3] for fields in stat}) == 1, "one session"
     assert len({fields[2] for fields in stat}) == len(pids), "a process group each, out of Ctrl-C's reach"

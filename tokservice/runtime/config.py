@@ -128,6 +128,7 @@ class TokenizerConfig:
 
     workers: int = 2  # processes; of two or more one is kept free of long bodies
     nice: int = 5  # below the HTTP processes, which only move bytes and must never wait
+    long_nice: int = 10  # of those workers that take long bodies, where there are others
     capacity: int = 4  # short bodies in flight at one worker
     backend: str = "auto"  # hf: the `tokenizers` library; fastokens; auto: fastokens if a self-test finds it equal
     allow_special_in_content: bool = True  # control tokens typed in messages keep their meaning, as elsewhere
@@ -137,6 +138,7 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         _require_nice(self.nice, "tokenizer.nice")
+        _require_nice(self.long_nice, "tokenizer.long_nice")
         _require(1 <= self.workers <= 64, "tokenizer.workers", "must be between 1 and 64")
         _require(self.capacity >= 1, "tokenizer.capacity", "must be at least 1")
         backends = ("auto", "hf", "fastokens")
@@ -144,6 +146,10 @@ class TokenizerConfig:
         _require(0 <= self.shadow_check_rate <= 1, "tokenizer.shadow_check_rate", "must be between 0 and 1")
         _require(self.max_choices >= 1, "tokenizer.max_choices", "must be at least 1")
         _require(self.max_json_depth >= 4, "tokenizer.max_json_depth", "must be at least 4")
+
+    def nice_of(self, slot: int) -> int:
+        """Of one worker: of two or more, that in slot 0 never takes a long body (``router/tokenizer_pool.py``)."""
+        return self.nice if self.workers == 1 or slot == 0 else self.long_nice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -233,7 +233,9 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
     run_dir = arguments.config.parent
     process = Process(name, run_dir)
     set_up_logging(name.identity, process.config.runtime.log_level)
-    if role is not Role.ENGINE:  # which has to know first whether it computes on the CPU
+    if role is Role.TOKENIZER:
+        os.nice(process.config.tokenizer.nice_of(name.slot))
+    elif role is not Role.ENGINE:  # which has to know first whether it computes on the CPU
         os.nice(getattr(process.config, role.label).nice)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor orders stops
     signal.signal(signal.SIGTERM, lambda *_: setattr(process, "stopping", True))

@@ -1,11 +1,18 @@
-"""Kill workers under load, and count what clients notice.
+"""Kill and stop processes under load, flood the system, and count what clients notice.
 
-    python scripts/chaos.py [--seconds 60] [--seed 0] [--mean-pause 3] [--clients 16] [--torch] [--json]
+    python scripts/chaos.py [--seconds 60] [--seed 0] [--kill 3] [--stop 20] [--flood 30] [--clients 16] [--torch]
 
 Starts the whole system, asks for right answers while nothing happens, then asks the same questions again and again
-while a seeded schedule sends SIGKILL to a random tokenizer, detokenizer or engine process. Every answer is compared
-with the right one: plain and streamed, several choices, stop strings, long prompts. A table, then one JSON line. Exit
-code 1 if anything was lost, wrong, or an error that a client saw, or if a process stays behind.
+while seeded schedules do damage, each after so many seconds on average (0: never):
+
+* kill: SIGKILL to a random tokenizer, detokenizer or engine process;
+* stop: SIGSTOP to a random process, and SIGCONT after up to two seconds; some workers stay stopped, until the
+  supervisor, which hears nothing of them, replaces them;
+* flood: several times as many requests at once as are admitted: each is answered right or refused with 429.
+
+Every answer is compared with the right one: plain and streamed, several choices, stop strings, long prompts. A table,
+then one JSON line. Exit code 1 if anything was lost, wrong, or an error that a client saw; if memory grew; if a
+process, an open file, a socket or the run directory stays behind.
 
 With ``--torch`` the default model answers in the deterministic mode; then only ready processes are victims, and an
 engine dies at most once in three times its own start-up time.
@@ -15,252 +22,59 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
 import random
-import re
-import signal
 import sys
+import tempfile
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-import psutil
-from _client import Answer, Connection, Target, kind_of
+from _chaos_damage import careful_killer, flooder, killer, stopper, system
+from _chaos_leaks import Held, growth, held, leaks, survivors
+from _chaos_load import Tally, client, questions, right_answers
+from _client import Target
 from _report import json_line, table
 from _server import ROOT, running_server
 from tqdm import tqdm
 
-ROLES = ("tokenizer", "detokenizer", "engine")
-TITLE = re.compile(r"tokservice: (\w+) (\d+)")
-REQUEST_TIMEOUT_S = 120.0
-SETTLE_TIMEOUT_S = 60.0
-SIMULATED = ("detokenizer.workers=2", "engine.processes=2", "simulated.step_ms=10")
-TORCH = ("detokenizer.workers=2", "engine.deterministic=true", "engine.max_num_seqs=8")
-WORDS = "time year people way day man thing woman life child world school state family student group".split()  # noqa: SIM905
+MAX_UNFINISHED = 64
+FLOOD_REQUESTS = 4 * MAX_UNFINISHED
+COMMON = ("detokenizer.workers=2", f"router.max_unfinished_requests={MAX_UNFINISHED}")
+SIMULATED = ("engine.processes=2", "simulated.step_ms=10", "runtime.hang_timeout_s=8")
+TORCH = ("engine.deterministic=true", "engine.max_num_seqs=8", "runtime.hang_timeout_s=20")
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request whose answer is known."""
-
-    path: str
-    body: dict[str, Any]
-
-    @property
-    def streamed(self) -> bool:
-        """Whether the answer comes as events."""
-        return bool(self.body.get("stream"))
-
-
-@dataclass(slots=True)
-class Tally:
-    """What became of the requests, and what was done to the system."""
-
-    sent: int = 0
-    right: int = 0
-    wrong: int = 0
-    errors: Counter[str] = field(default_factory=Counter)
-    lost: int = 0  # no end within the time limit
-    kills: Counter[str] = field(default_factory=Counter)
-    latencies_s: list[float] = field(default_factory=list)
-    examples: list[str] = field(default_factory=list)  # of what was wrong
-
-
-def questions(rng: random.Random, *, torch: bool) -> list[Question]:
-    """A mix of all kinds, streamed and plain."""
-    asked = []
-    for index in range(24 if torch else 60):
-        words = " ".join(rng.choices(WORDS, k=rng.choice((5, 40) if torch else (5, 40, 400, 20_000))))
-        body: dict[str, Any] = {
-            "max_tokens": rng.choice((8, 24) if torch else (20, 60, 150)),
-            "temperature": rng.choice((0.0, 0.8)),
-            "seed": index,
-            "n": 1 if index % 3 else 2,
-            "stream": index % 2 == 0,
-        }
-        if index % 4 == 0:
-            body["stop"] = [rng.choice("abcdefgh") + rng.choice("aeiou") for _ in range(3)]
-        if body["stream"]:
-            body["stream_options"] = {"include_usage": True}
-        if index % 5 == 0:
-            asked.append(Question("/v1/chat/completions", {**body, "messages": [{"role": "user", "content": words}]}))
-        else:
-            asked.append(Question("/v1/completions", {**body, "prompt": words}))
-    return asked
-
-
-def content(question: Question, answer: Answer) -> Any:
-    """What an answer says, without what may differ between two right ones (ids, times, cached tokens)."""
-    texts: Counter[int] = Counter()
-    parts: dict[int, list[str]] = {}
-    reasons: dict[int, str] = {}
-    usage: dict[str, Any] = {}
-    events: list[bytes] = [bytes(answer.body)]
-    if question.streamed:
-        lines = [line.removeprefix(b"data: ") for line in bytes(answer.body).split(b"\n\n") if line]
-        if lines.count(b"[DONE]") != 1 or lines.pop() != b"[DONE]":
-            return "not exactly one [DONE] at the end"
-        events = lines
-    for event in map(json.loads, events):
-        usage = event.get("usage") or usage
-        for choice in event.get("choices", ()):
-            index = choice["index"]
-            message = choice.get("delta") or choice.get("message") or choice
-            parts.setdefault(index, []).append(message.get("text") or message.get("content") or "")
-            if choice["finish_reason"]:
-                texts[index] += 1
-                reasons[index] = choice["finish_reason"]
-        if "error" in event:
-            return event["error"]["code"]
-    joined = {index: "".join(pieces) for index, pieces in parts.items()}
-    return joined, reasons, dict(texts), usage.get("prompt_tokens"), usage.get("completion_tokens")
-
-
-async def ask(target: Target, connection: Connection | None, question: Question) -> tuple[Connection | None, Answer]:
-    """One question, on a connection that is kept where it can be."""
-    answer = Answer(keep=True)
-    try:
-        async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            if connection is None or connection.closed:
-                connection = await target.connect()
-            await connection.send(target.post(question.path, question.body), answer)
-    except OSError as error:
-        answer.error = kind_of(error)
-    return connection, answer
-
-
-async def right_answers(target: Target, asked: Sequence[Question]) -> list[Any]:
-    """Ask while nothing happens. Raises RuntimeError where even that fails."""
-    answers = []
-    for question in tqdm(asked, desc="right answers", leave=False, file=sys.stderr):
-        connection, answer = await ask(target, None, question)
-        if connection is not None:
-            connection.close()
-        if answer.error or answer.status != 200:
-            raise RuntimeError(f"no answer to {question.path}: {answer.error} {bytes(answer.body[:300])!r}")
-        answers.append(content(question, answer))
-    return answers
-
-
-async def client(
-    target: Target, asked: Sequence[Question], right: Sequence[Any], rng: random.Random, until_s: float, tally: Tally
-) -> None:
-    """Ask at random, one question after the other, until the time is over."""
-    connection = None
-    while time.monotonic() < until_s:
-        index = rng.randrange(len(asked))
-        tally.sent += 1
-        start_s = time.monotonic()
-        connection, answer = await ask(target, connection, asked[index])
-        tally.latencies_s.append(time.monotonic() - start_s)
-        if answer.error == "timeout":
-            tally.lost += 1
-            if connection is not None:
-                connection.close()
-        elif answer.error:
-            tally.errors[answer.error] += 1
-            tally.examples.append(f"{answer.error}: {bytes(answer.body[-300:])!r}")
-        elif (got := content(asked[index], answer)) == right[index]:
-            tally.right += 1
-        else:
-            tally.wrong += 1
-            tally.examples.append(f"{asked[index].body | {'prompt': '...'}}:\n  got   {got}\n  right {right[index]}")
-    if connection is not None:
-        connection.close()
-
-
-def system() -> Iterator[tuple[str, int, psutil.Process]]:
-    """All living processes of ours, by role and slot."""
-    for process in psutil.Process().children(recursive=True):
-        try:
-            match = TITLE.search(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-        if match:
-            yield match[1], int(match[2]), process
-
-
-async def killer(
-    target: Target, rng: random.Random, arguments: argparse.Namespace, until_s: float, tally: Tally
-) -> None:
-    """SIGKILL by schedule."""
-    engine_rests_until_s = 0.0
-    while (pause_s := rng.expovariate(1 / arguments.mean_pause)) + time.monotonic() < until_s:
-        await asyncio.sleep(pause_s)
-        roles = [role for role in ROLES if role != "engine" or time.monotonic() >= engine_rests_until_s]
-        role = rng.choice(roles)
-        victims = [process for name, _, process in system() if name == role]
-        if arguments.torch and await why_not_ready(target):
-            continue
-        if not victims:
-            continue
-        os.kill(rng.choice(victims).pid, signal.SIGKILL)
-        tally.kills[role] += 1
-        if arguments.torch and role == "engine":
-            start_s = time.monotonic()
-            while await why_not_ready(target) and time.monotonic() < until_s:
-                await asyncio.sleep(0.2)
-            engine_rests_until_s = time.monotonic() + 2 * (time.monotonic() - start_s)
-
-
-async def why_not_ready(target: Target) -> str:
-    """What the server says; '' if all processes are ready."""
-    answer = Answer(keep=True)
-    connection = await target.connect()
-    await connection.send(target.get("/ready"), answer)
-    connection.close()
-    return "" if answer.status == 200 else bytes(answer.body).decode() or answer.error
-
-
-async def settled(target: Target) -> list[str]:
-    """What has not come to rest when all clients have ended."""
-    deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
-    names = ("num_requests_unfinished", "num_requests_running", "num_requests_waiting", "unfinished_bytes")
-    left = [""]
-    while left and time.monotonic() < deadline_s:
-        await asyncio.sleep(0.5)
-        if reason := await why_not_ready(target):
-            left = [reason]
-            continue
-        page = (await target.fetch("/metrics") or b"").decode()
-        left = [
-            f"{name} is {value}"
-            for name in names
-            for value in re.findall(rf"^tokservice_{name} (\S+)$", page, re.MULTILINE)
-            if float(value)
-        ]
-    return left
-
-
-def memory_mb() -> dict[str, float]:
-    """Resident memory of the processes that live through it all."""
-    return {role: process.memory_info().rss / 1e6 for role, _, process in system() if role in ("api", "router")}
-
-
-async def chaos(url: str, arguments: argparse.Namespace) -> tuple[Tally, list[str], dict[str, float], dict[str, float]]:
-    """One run against a running system."""
+async def chaos(url: str, run_dir: Path, arguments: argparse.Namespace) -> tuple[Tally, list[str], list[Held]]:
+    """One run against a running system: what came of it, what is left behind, what was held when."""
     target = Target(url)
-    rng = random.Random(arguments.seed)
-    asked = questions(rng, torch=arguments.torch)
+    asked = questions(random.Random(arguments.seed), torch=arguments.torch)
     right = await right_answers(target, asked)
     tally = Tally()
-    before = memory_mb()
-    until_s = time.monotonic() + arguments.seconds
-    clients = [
-        client(target, asked, right, random.Random(f"{arguments.seed} {index}"), until_s, tally)
-        for index in range(arguments.clients)
-    ]
+    moments = [held(run_dir)]
+    start_s = time.monotonic()
+    until_s = start_s + arguments.seconds
+
+    def chance(what: str) -> random.Random:
+        return random.Random(f"{arguments.seed} {what}")
+
+    kill = careful_killer if arguments.torch else killer
     with tqdm(total=arguments.seconds, desc="chaos", unit="s", leave=False, file=sys.stderr) as bar:
-        work = asyncio.gather(killer(target, rng, arguments, until_s, tally), *clients)
+        work = asyncio.gather(
+            kill(target, chance("kill"), arguments.kill, until_s, tally),
+            stopper(target, chance("stop"), arguments.stop, until_s, tally),
+            flooder(target, chance("flood"), arguments.flood, until_s, tally, asked, right, FLOOD_REQUESTS),
+            *(client(target, asked, right, chance(f"{i}"), until_s, tally) for i in range(arguments.clients)),
+        )
         while not work.done():
             await asyncio.wait([work], timeout=1.0)
+            if len(moments) == 1 and time.monotonic() - start_s > arguments.seconds / 2:
+                moments.append(held(run_dir))
             bar.update(min(1.0, max(0.0, arguments.seconds - bar.n)))
             bar.set_postfix(sent=tally.sent, kills=tally.kills.total(), wrong=tally.wrong, errors=tally.errors.total())
         await work
-    return tally, await settled(target), before, memory_mb()
+    left = await leaks(target, run_dir, moments[0])
+    moments.append(held(run_dir))
+    return tally, left + growth(moments[-2], moments[-1]), moments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -268,39 +82,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="of load (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mean-pause", type=float, default=3.0, help="seconds between kills (default: %(default)g)")
+    pauses = (("kill", 3.0, "kills"), ("stop", 20.0, "stops"), ("flood", 30.0, "floods"))
+    for name, seconds, what in pauses:
+        described = f"seconds between {what}, on average; 0: none (default: %(default)g)"
+        parser.add_argument(f"--{name}", type=float, default=seconds, help=described)
     parser.add_argument("--clients", type=int, default=0, help="default: 16, or 4 with --torch")
     parser.add_argument("--torch", action="store_true", help="the default model instead of the simulated engine")
     arguments = parser.parse_args(argv)
     arguments.clients = arguments.clients or (4 if arguments.torch else 16)
     config = ROOT / "configs" / ("default.toml" if arguments.torch else "simulated.toml")
-    settings = [part for name in (TORCH if arguments.torch else SIMULATED) for part in ("--set", name)]
-    with running_server("--config", str(config), *settings) as url:
-        processes = [process for _, _, process in system()]
-        tally, left, before, after = asyncio.run(chaos(url, arguments))
-        processes += [process for _, _, process in system()]
-    left += [f"process {process.pid} is still there" for process in psutil.wait_procs(processes, timeout=5)[1]]
-    report(tally, left, before, after, arguments)
+    with tempfile.TemporaryDirectory(prefix="chaos", dir="/tmp") as folder:
+        run_dir = Path(folder) / "run"
+        settings = (*COMMON, *(TORCH if arguments.torch else SIMULATED), f"runtime.run_dir={run_dir}")
+        flags = [part for name in settings for part in ("--set", name)]
+        with running_server("--config", str(config), *flags) as url:
+            processes = [process for _, _, process in system()]
+            tally, left, moments = asyncio.run(chaos(url, run_dir, arguments))
+            processes += [process for _, _, process in system()]
+        left += survivors(processes, run_dir)
+    if tally.unaccounted:
+        left.append(f"{tally.unaccounted} requests are not accounted for")
+    report(tally, left, moments, arguments)
     return 1 if left or tally.wrong or tally.lost or tally.errors else 0
 
 
-def report(
-    tally: Tally, left: list[str], before: dict[str, float], after: dict[str, float], arguments: argparse.Namespace
-) -> None:
+def report(tally: Tally, left: list[str], moments: list[Held], arguments: argparse.Namespace) -> None:
     """Table and JSON line."""
     latencies = sorted(tally.latencies_s) or [0.0]
-    kills = ", ".join(f"{role} {count}" for role, count in sorted(tally.kills.items()))
+    damage = {"kills": tally.kills, "stops": tally.stops, "stops for good": tally.hangs}
     rows = [
         ("requests", str(tally.sent)),
         ("right", str(tally.right)),
+        ("refused in a flood", str(tally.refused)),
         ("wrong", str(tally.wrong)),
         ("errors", f"{tally.errors.total()} {dict(tally.errors) or ''}"),
         ("lost", str(tally.lost)),
-        ("kills", f"{tally.kills.total()} ({kills})"),
+        *(
+            (name, f"{counts.total()} ({', '.join(f'{role} {n}' for role, n in sorted(counts.items()))})")
+            for name, counts in damage.items()
+        ),
+        ("floods", f"{tally.num_floods} of {FLOOD_REQUESTS} requests"),
         ("latency median, max (s)", f"{latencies[len(latencies) // 2]:.2f}, {latencies[-1]:.2f}"),
-        *((f"memory of {role} (MB)", f"{before[role]:.0f} -> {after.get(role, 0):.0f}") for role in before),
-        ("left behind", "; ".join(left) or "nothing"),
     ]
+    for name in moments[0].memory_mb:
+        memory = " -> ".join(f"{moment.memory_mb[name]:.0f}" for moment in moments)
+        files = " -> ".join(str(moment.files[name]) for moment in moments)
+        rows.append((f"{name}: memory (MB), open files", f"{memory}, {files}"))
+    rows.append(("socket files", " -> ".join(str(moment.socket_files) for moment in moments)))
+    rows.append(("left behind", "; ".join(left) or "nothing"))
     print(table(("chaos", f"{arguments.seconds:g} s, seed {arguments.seed}"), rows))
     for example in tally.examples[:5]:
         print(example)
@@ -311,11 +140,16 @@ def report(
         "seed": arguments.seed,
         "requests": tally.sent,
         "right": tally.right,
+        "refused": tally.refused,
         "wrong": tally.wrong,
         "errors": dict(tally.errors),
         "lost": tally.lost,
         "kills": dict(tally.kills),
-        "memory_mb": {role: [before[role], after.get(role, 0)] for role in before},
+        "stops": dict(tally.stops),
+        "hangs": dict(tally.hangs),
+        "floods": tally.num_floods,
+        "latency_s": [latencies[len(latencies) // 2], latencies[-1]],
+        "memory_mb": {name: [moment.memory_mb[name] for moment in moments] for name in moments[0].memory_mb},
         "left_behind": left,
     }
     print(json_line(record))

@@ -77,6 +77,9 @@ def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]
     assert texts == right
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left behind")
     server.wait_until_status("/ready", 200)
+    incarnations = {name.rsplit(".", 1)[0] for name in server.sockets() if name.count(".") == 3}
+    slots = [identity.rsplit(".", 1)[0] for identity in incarnations]
+    assert len(slots) == len(set(slots)), f"sockets of dead processes are left: {incarnations}"
 
 
 @pytest.mark.parametrize(("engines", "stream"), [(1, True), (2, False)])

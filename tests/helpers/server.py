@@ -88,6 +88,10 @@ class Server:
                 found[match[1], int(match[2])] = child.pid
         return found
 
+    def sockets(self) -> set[str]:
+        """Those in the run directory."""
+        return {path.name for path in self.run_dir.iterdir() if path.is_socket()}
+
     def metrics(self) -> str:
         """The supervisor's page as it is now."""
         return httpx.get(f"{self.url}/metrics", trust_env=False, verify=self.verify).text

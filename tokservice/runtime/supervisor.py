@@ -243,6 +243,9 @@ class Supervisor:
             log.warning(
                 "process ended identity=%s reason=%r restart_in_s=%.1f", child.identity, child.last_end, pause_s
             )
+        for path in self._run_dir.glob(f"{child.identity}.*"):
+            if path.is_socket():  # a killed process could not remove it, and its address is never used again
+                path.unlink(missing_ok=True)
         child.process = None
 
     def _reason(self, child: Child) -> str:

@@ -7,6 +7,7 @@ answers at random moments. So one sequence takes less than a millisecond.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import random
 import socket
 import time
@@ -28,6 +29,7 @@ from tokservice.runtime.metrics import Metrics
 from tokservice.wire.errors import OVERLOADED
 
 SETTINGS = ApiConfig(max_header_bytes=8192, max_body_bytes=300_000, max_unsent_bytes=100_000)
+WITH_ORIGINS = dataclasses.replace(SETTINGS, allowed_origins=("https://a.example",))
 HIGH_WATER = 65_536
 LARGEST_READ = 65_536
 
@@ -284,7 +286,7 @@ def one_connection(seed: int) -> None:
     choice = random.Random(seed)
     router = FakeRouter()
     metrics = Metrics()
-    app = App(SETTINGS, (), router, Pages(), metrics)  # type: ignore[arg-type]
+    app = App(SETTINGS if seed % 2 else WITH_ORIGINS, (), router, Pages(), metrics)  # type: ignore[arg-type]
     app.date = b"Sun, 06 Nov 1994 08:49:37 GMT"
     loop = FakeLoop()
     connection = HttpConnection(app, loop)  # type: ignore[arg-type]

@@ -123,6 +123,50 @@ def test_what_is_refused_is_named(client: httpx.Client, field: dict[str, Any]) -
         assert response.json()["error"]["param"] == next(iter(field))
 
 
+REFUSED: list[dict[str, Any]] = [
+    {"prompt": ""},
+    {"prompt": []},
+    {"prompt": [[]]},
+    {"prompt": [-1]},
+    {"prompt": [5, 49152]},
+    {"prompt": [2**31]},
+    {"prompt": [2**63]},
+    {"prompt": [7] * 8192},
+    {"prompt": "a " * 100_000},
+    {"prompt": "a", "stop_token_ids": [10**7], "min_tokens": 1},
+    {"prompt": "a", "logit_bias": {"10000000": -100}},
+    {"prompt": "a", "logit_bias": {"5": 1e9}},
+    {"prompt": "a", "temperature": -1},
+    {"prompt": "a", "temperature": 1e9},
+    {"prompt": "a", "top_p": 0},
+    {"prompt": "a", "top_p": 1.5},
+    {"prompt": "a", "top_k": 0.5},
+    {"prompt": "a", "min_p": 7},
+    {"prompt": "a", "repetition_penalty": 0},
+    {"prompt": "a", "presence_penalty": 1e30},
+    {"prompt": "a", "n": 10**9},
+    {"prompt": "a", "max_tokens": -1},
+    {"prompt": "a", "logprobs": 10**6},
+    {"prompt": "a", "guided_regex": "(("},
+]
+
+
+def test_refused_requests_leave_a_running_one_as_it_is(default_model: Server) -> None:
+    """Ids and values that reach the tensors end the engine, or change what others get: vllm#9634, vllm#54195."""
+    body = {"prompt": FRANCE, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+    with httpx.Client(base_url=default_model.url, timeout=120, trust_env=False) as http:
+        alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+            pieces = response.iter_bytes()
+            stream = next(pieces)
+            for refused in REFUSED:
+                answer = http.post("/v1/completions", json=refused)
+                assert answer.status_code == 400, (refused, answer.text)
+                assert answer.json()["error"]["type"] == "invalid_request_error"
+            stream += b"".join(pieces)
+    assert text_of(events(stream)) == alone
+
+
 def test_an_echoed_line_separator_stays_on_its_line(client: httpx.Client) -> None:
     """Raw U+2028 in a data line broke clients: typescript-sdk#1926."""
     body = {"prompt": "a\u2028b\u0085c", "echo": True, "max_tokens": 1, "stream": True, "logprobs": 1}

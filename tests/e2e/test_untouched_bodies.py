@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,6 +34,17 @@ def test_a_body_is_the_same_in_one_piece_and_in_many(client: httpx.Client) -> No
     chunked = client.post("/tokenize", content=pieces, headers=HEADERS).json()
     assert whole["count"] > 40_000
     assert chunked == whole
+
+
+def test_nobody_takes_turns_with_the_loop(simulated: Server, client: httpx.Client) -> None:
+    """Pieces of bodies were lent to ZMQ, which had a second Python thread notified of each: it took the GIL from the
+    loop. A tokenizer worker sends ids to two peers the same way."""
+    body = json.dumps({"prompt": "hello world " * 100_000, "max_tokens": 1}).encode()
+    assert client.post("/v1/completions", content=body, headers=HEADERS).status_code == 200
+    for role, slot in (("api", 0), ("tokenizer", 1)):
+        names = [path.read_text().strip() for path in Path(f"/proc/{simulated.pid(role, slot)}/task").glob("*/comm")]
+        python_threads = [name for name in names if name.startswith("tokservice")]
+        assert len(python_threads) <= 2, "the main thread, and the one that watches for the parent's death"
 
 
 @pytest.mark.parametrize("megabytes", [5, 25])

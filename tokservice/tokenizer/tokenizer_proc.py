@@ -14,6 +14,7 @@ from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
 from tokservice.runtime.work_mark import WorkMark
 from tokservice.tokenizer.prepare import Answer, Prepared, Preparer
+from tokservice.wire.channels import shared
 from tokservice.wire.codec import encode_part
 from tokservice.wire.errors import CLIENT_GONE, PeerLost, RequestError
 from tokservice.wire.messages import (
@@ -116,7 +117,8 @@ class Tokenizer:
     def _forward(self, message: Prepare, prepared: Prepared) -> None:
         """Tell the router first: it must be able to begin the request again from the moment that the engine has it."""
         self._metrics.add("pretokenized_prompts_total", prepared.num_pretokenized)
-        frames = (encode_part(prepared.sampling), prepared.context, *prepared.prompts)
+        # The ids go to two peers, and can be as large as the body.
+        frames = (encode_part(prepared.sampling), prepared.context, *map(shared, prepared.prompts))
         accepted = Accepted(
             request_id=message.request_id,
             attempt=message.attempt,

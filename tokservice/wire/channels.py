@@ -216,6 +216,12 @@ def push(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, peer: str) -> C
     return channel
 
 
+def shared(data: bytes) -> Buffer:
+    """A frame in ZMQ's own memory: however often it is sent, it is copied this once, and no Python thread waits for
+    its release."""
+    return zmq.Frame(data, copy=True)
+
+
 class LoopChannel:
     """A channel on an asyncio loop: hands each message to a callback, a bounded number per turn.
 

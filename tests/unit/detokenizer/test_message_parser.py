@@ -109,6 +109,10 @@ def hermes(name: str, arguments: str) -> str:
             "",
             [("add", '{"a": 1}'), ("add", "{}")],
         ),
+        ("json_list", '[{"name": "add", "arguments": {"a": 1}}, {"name": "add', "", [("add", '{"a": 1}')]),
+        ("json_list", '[{"name": "add", "arguments": {"a": 1}}, ', "", [("add", '{"a": 1}')]),
+        ("json_list", '[{"nam', "", []),
+        ("json_list", "no list", "no list", []),
         ("named", '{"city": "Paris"}', "", [("get_weather", '{"city": "Paris"}')]),
     ],
 )

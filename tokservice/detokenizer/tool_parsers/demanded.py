@@ -13,6 +13,11 @@ class JsonListParser(ToolParser):
         super().__init__(names, parallel=parallel)
         self._state = self._read_start
 
+    def flush(self) -> list[Part]:
+        """See MessageParser. The beginning of a call that was cut off before it had a name is no content."""
+        self._opening = self._unsaid = ""
+        return super().flush()
+
 
 class NamedParser:
     """``tool_choice`` with a name: the output is the arguments of this function."""

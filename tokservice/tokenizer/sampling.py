@@ -23,6 +23,7 @@ MAX_SEED = INT64 - 1
 MIN_TEMPERATURE = 1e-5  # below it sampling is greedy: the logits divided by it would overflow
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_LISTED_IDS = 1024  # of stop_token_ids and of logit_bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +87,10 @@ def sampling_params(
     check_token_ids("stop_token_ids", stop_token_ids, limits.vocab_size)
     logit_bias = body.logit_bias or {}
     check_token_ids("logit_bias", tuple(logit_bias), limits.vocab_size)
+    for name, ids in (("stop_token_ids", stop_token_ids), ("logit_bias", logit_bias)):
+        if len(ids) > MAX_LISTED_IDS:
+            message = f"'{name}' may hold at most {MAX_LISTED_IDS} ids."
+            raise RequestError(message, param=name, code="invalid_value")
     for value in logit_bias.values():
         LOGIT_BIAS.check("logit_bias", value)
     return SamplingParams(

@@ -18,6 +18,8 @@ import pytest
 
 from tests.helpers.server import SIMULATED, Server, running_server
 
+pytestmark = pytest.mark.timeout(300)
+
 SHORT = "simulated.max_model_len=256"  # what asks for no number of tokens ends soon
 
 

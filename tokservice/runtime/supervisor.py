@@ -350,6 +350,7 @@ class Supervisor:
 
     def _publish(self, now_s: float) -> None:
         self._next_publish_s = now_s + self._config.runtime.heartbeat_s
+        self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
         reason = self._why_not_ready(now_s)
         status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}

@@ -44,7 +44,7 @@ WORKS: dict[str, list[dict[str, Any]]] = {
     "sampling_params": [{"sampling_params": {"max_tokens": 2, "logprobs": 1, "prompt_logprobs": 1, "stop": "x"}}],
     "n": [{"n": 2}],
     "best_of": [{"best_of": 1}, {"n": 2, "best_of": 2}],
-    "max_tokens": [{"max_tokens": 3}, {"max_tokens": 10_000_000, "stop_token_ids": list(range(6000, 24_000))}],
+    "max_tokens": [{"max_tokens": 3}, {"max_tokens": 10_000_000, "stop_token_ids": list(range(6000, 7024))}],
     "max_completion_tokens": [{"max_completion_tokens": 3, "max_tokens": None}],
     "max_output_tokens": [{"max_output_tokens": 3}],
     "min_tokens": [{"min_tokens": 1}],

@@ -17,7 +17,7 @@ from msgspec import Raw
 from tokservice.protocol.bounds import Bounds
 from tokservice.protocol.reading import Neutral
 from tokservice.protocol.requests import Message
-from tokservice.protocol.responses_api_requests import Item, ResponsesBody
+from tokservice.protocol.responses_api_requests import Item, MessageItem, ResponsesBody
 
 
 class TextPart(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,6 +32,8 @@ _PRECISE: dict[tuple[type, str], Any] = {
     (Message, "content"): str | list[TextPart] | None,
     (ResponsesBody, "input"): str | list[Item],
 }
+# Read by hand too, so that the type may be left out, though it tells the members of a union apart.
+UNTYPED: tuple[type[msgspec.Struct], ...] = (MessageItem,)
 
 
 @cache

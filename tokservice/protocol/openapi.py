@@ -21,7 +21,7 @@ from tokservice.protocol import (
     responses_api_answers,
     responses_api_requests,
 )
-from tokservice.protocol.described import described
+from tokservice.protocol.described import UNTYPED, described
 from tokservice.wire.errors import SSE_DONE
 
 Document = dict[str, Any]
@@ -192,6 +192,8 @@ def document(version: str) -> Document:
         if operation.body is not None:
             kinds.add(described(operation.body))
     _, schemas = msgspec.json.schema_components(sorted(kinds, key=lambda kind: kind.__name__), ref_template=SCHEMAS)
+    for kind in UNTYPED:
+        schemas[kind.__name__]["required"].remove(kind.__struct_config__.tag_field)
     return {
         "openapi": "3.1.0",
         "info": {"title": "tokservice", "version": version, "description": DESCRIPTION},

@@ -60,6 +60,7 @@ def test_parts_that_are_read_by_hand_are_described() -> None:
     parts = SCHEMAS["Message"]["properties"]["content"]["anyOf"][1]
     assert parts == {"type": "array", "items": {"$ref": "#/components/schemas/TextPart"}}
     assert set(SCHEMAS["TextPart"]["required"]) == {"text", "type"}
+    assert set(SCHEMAS["MessageItem"]["required"]) == {"role", "content"}
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def python() -> Path:
     folder = CACHE / digest[:16]
     ready = folder / "ready"
     if not ready.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(CACHE, ignore_errors=True)  # of other versions too
         venv.create(folder, with_pip=True)
         pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *REQUIREMENTS]
         subprocess.run(pip, check=True, timeout=1200)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.torch_core.batch import StepBatch
-from engine.torch_core.linear import Linear, pack_linear
+from engine.torch_core.linear import Linear, pack_gate, pack_linear
 from engine.torch_core.model_spec import ModelSpec
 from engine.torch_core.weights import Checkpoint
 
@@ -43,7 +43,7 @@ class _Layer:
     q_norm: Tensor | None  # (head_dim,), reordered as the heads are
     k_norm: Tensor | None
     o: Linear
-    gate_up: Linear
+    gate: Linear  # silu(gate) * up
     down: Linear
 
 
@@ -72,7 +72,8 @@ class Model:
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
         head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
-        self._head = load.pack(head.float() * checkpoint["model.norm.weight"].float(), None)
+        head_format = "float16" if weight_format == "bfloat16" else weight_format  # bfloat16 logits would often tie
+        self._head = load.pack(head.float() * checkpoint["model.norm.weight"].float(), None, head_format)
         self._eps = torch.tensor(spec.rms_eps, device=device)
         angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
         rotations = torch.polar(torch.full_like(angles, spec.rope_scale), angles)
@@ -85,8 +86,7 @@ class Model:
         for index, layer in enumerate(self._layers):
             query, key, value = self._qkv(layer, self._rms(x), rotations)
             x = x + layer.o(attention(index, query, key, value))
-            gate, up = layer.gate_up(self._rms(x)).chunk(2, dim=-1)
-            x.add_(layer.down(F.silu(gate).mul_(up)))
+            x.add_(layer.down(layer.gate(self._rms(x))))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class Model:
         """Rotated query and key, and value: (num_rows, heads, head_dim) each."""
         spec = self.spec
         num_q, num_k = spec.num_heads, spec.num_kv_heads
-        qkv = layer.qkv(x).view(len(x), num_q + 2 * num_k, spec.head_dim)
+        qkv = layer.qkv(x).to(x.dtype).view(len(x), num_q + 2 * num_k, spec.head_dim)
         if layer.q_norm is not None and layer.k_norm is not None:
             qkv[:, :num_q] = self._rms(qkv[:, :num_q]) * layer.q_norm
             qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k]) * layer.k_norm
@@ -132,9 +132,9 @@ class _Loader:
     def tensor(self, name: str) -> Tensor:
         return self._checkpoint[name].to(self._device, self._dtype)
 
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack(self, weight: Tensor, bias: Tensor | None, weight_format: str) -> Linear:
         weight = weight.to(self._device, self._dtype).contiguous()
-        return pack_linear(weight, None if bias is None else bias.to(self._device, self._dtype), self._format)
+        return pack_linear(weight, None if bias is None else bias.to(self._device, self._dtype), weight_format)
 
     def layer(self, index: int) -> _Layer:
         spec = self._spec
@@ -147,7 +147,7 @@ class _Loader:
             q_norm=q_norm,
             k_norm=k_norm,
             o=self._joined([f"{prefix}self_attn.o_proj"], spec.o_bias),
-            gate_up=self._joined([f"{prefix}mlp.{name}_proj" for name in ("gate", "up")], spec.mlp_bias, post_norm),
+            gate=self._gate(f"{prefix}mlp.", post_norm),
             down=self._joined([f"{prefix}mlp.down_proj"], spec.mlp_bias),
         )
 
@@ -156,7 +156,14 @@ class _Loader:
         if norm:
             weight *= self._checkpoint[norm].float()
         biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
-        return self.pack(weight, torch.cat(biases) if biases else None)
+        return self.pack(weight, torch.cat(biases) if biases else None, self._format)
+
+    def _gate(self, prefix: str, norm: str) -> Linear:
+        names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
+        scale = self._checkpoint[norm].float()
+        gate, up = ((self._checkpoint[f"{name}.weight"] * scale).to(self._device, self._dtype) for name in names)
+        biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
+        return pack_gate(gate, up, (biases[0], biases[1]) if biases else None, self._format)
 
     def _reorder(self, name: str, tensor: Tensor) -> Tensor:
         if name.endswith("q_proj"):

@@ -85,7 +85,7 @@ def make_engine(model_dir: Path, *, overlaps: bool = False, **settings: Any) -> 
 
     ``overlaps``: its steps overlap, as on a GPU.
     """
-    engine = {"threads": 1, "weight_format": "float32", "kv_cache_tokens": 4096} | settings
+    engine = {"threads": 1, "weight_format": "float32", "block_size": 32, "kv_cache_tokens": 4096} | settings
     core: Any = build_core(from_dict({"engine": engine}), model_dir)
     core._runner.overlaps = overlaps
     return core  # type: ignore[no-any-return]

@@ -174,10 +174,10 @@ class EngineConfig:
     device: str = "auto"  # auto: cuda where there is one, else cpu
     threads: int = 0  # of torch on a CPU; 0: this engine's share of the cores, of four or more all but one
     deterministic: bool = False  # on a CPU: a request's ids never depend on its batch-mates
-    weight_format: str = "auto"  # on a CPU: auto (float16 weights, float32 sums), float32, int8
+    weight_format: str = "auto"  # on a CPU: auto, bfloat16, float16, float32, int8
     max_num_seqs: int = 64  # choices that run at once
     max_num_batched_tokens: int = 0  # tokens of one step, over all choices; 0: 256 on a CPU, 4096 on a GPU
-    block_size: int = 0  # tokens of one KV cache block; 0: 32 on a CPU, 256 on a GPU
+    block_size: int = 0  # tokens of one KV cache block; 0: 64 on a CPU, 256 on a GPU
     kv_cache_tokens: int = 0  # 0: from kv_cache_bytes on a CPU, from gpu_memory_utilization on a GPU
     kv_cache_bytes: int = 1024 * MIB  # on a CPU
     gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights and KV cache
@@ -188,7 +188,9 @@ class EngineConfig:
         _require(self.kind in ("torch", "simulated"), "engine.kind", "must be torch or simulated")
         _require(1 <= self.processes <= 64, "engine.processes", "must be between 1 and 64")
         _require(
-            self.weight_format in ("auto", "float32", "int8"), "engine.weight_format", "must be auto, float32 or int8"
+            self.weight_format in ("auto", "bfloat16", "float16", "float32", "int8"),
+            "engine.weight_format",
+            "must be auto, bfloat16, float16, float32 or int8",
         )
         _require(self.max_num_seqs >= 1, "engine.max_num_seqs", "must be at least 1")
         for name in ("max_num_batched_tokens", "block_size", "threads", "kv_cache_tokens", "kv_cache_bytes"):

@@ -53,10 +53,12 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
     return build
 
 
-def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "") -> torch.Tensor:
+def logits_of(
+    model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "", tiled: bool = False
+) -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, tiled)
     graphs = None
     if kind:
         attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)
@@ -94,12 +96,25 @@ def test_logits_equal_transformers(
     assert error < 1e-4
 
 
-@pytest.mark.parametrize(("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("int8", 0.2)])
+@pytest.mark.parametrize(
+    ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
+)
 def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_format: str, tolerance: float) -> None:
     logits = logits_of(load("qwen2", weight_format), [150], 1)
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_attention_in_tiles_comes_close(load: Callable[[str, str], Model], family: str) -> None:
+    """A tile that saw a later token, or missed an earlier one, would change every logit."""
+    model = load(family, "float32")
+    exact = logits_of(model, [150], 1)
+    for pieces in ([150], [64, 64, 22], [70, 1, 9, 1, 69], [3, 127, 20]):
+        logits = logits_of(model, pieces, 1, tiled=True)
+        assert (logits - exact).norm() / exact.norm() < 0.01
+        assert (logits - exact).abs().max() / exact.abs().max() < 0.02
 
 
 def test_greedy_ids_alone_and_batched(tmp_path: Path) -> None:
@@ -243,3 +258,31 @@ def test_config_without_a_key(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
     with pytest.raises(StartupError, match="num_attention_heads"):
         make_engine(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama3", "llama-linear", "qwen2-yarn", "qwen3"])
+def test_positions_as_older_checkpoints_state_them(tmp_path: Path, family: str) -> None:
+    """Before transformers 5 there were rope_theta and rope_scaling, whose type was called "type" at first."""
+    save_tiny_model(family, tmp_path)
+    config = read_json(tmp_path, "config.json")
+    new = read_spec(config)
+    rope = dict(config.pop("rope_parameters"))
+    config["rope_theta"] = rope.pop("rope_theta")
+    rope["type"] = rope.pop("rope_type")
+    old = read_spec(config | {"rope_scaling": None if rope["type"] == "default" else rope})
+    np.testing.assert_array_equal(old.inv_freq, new.inv_freq)
+    assert (old.rope_scale, old.max_position) == (new.rope_scale, new.max_position)
+
+
+def test_weights_stored_in_half_precision(tmp_path: Path) -> None:
+    model = reference_model("qwen2-yarn").bfloat16()
+    model.save_pretrained(tmp_path)
+    one = request("r", PROMPT[:60], temperature=0.0, max_tokens=1, num_logprobs=3, num_prompt_logprobs=0)
+    engine = make_engine(tmp_path)
+    engine.add(one)
+    (output,) = drain(engine)
+    with torch.inference_mode():
+        expected = model.float()(torch.from_numpy(PROMPT[:60].astype(np.int64))[None]).logits[0].log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    got = output.prompt_logprobs.logprobs[:, 0]
+    np.testing.assert_allclose(got, expected[range(59), PROMPT[1:60].astype(np.int64)], atol=1e-3)

@@ -1,0 +1,98 @@
+"""More than the system can take: everybody gets an answer, and probes are not mistaken about its health."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+
+from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.wait import wait_for
+
+MAX_UNFINISHED = 8
+NUM_REQUESTS = 200
+
+
+def start(*settings: str) -> tuple[str, ...]:
+    return (*SIMULATED, *(part for name in settings for part in ("--set", name)))
+
+
+def test_every_request_of_a_flood_is_answered() -> None:
+    """With more than one tokenizer worker, requests that a full queue refused never got any reply: sglang#33858."""
+    limits = (f"router.max_unfinished_requests={MAX_UNFINISHED}", "tokenizer.workers=3", "simulated.step_ms=10")
+    with (
+        running_server(*start(*limits)) as server,
+        httpx.Client(
+            base_url=server.url, timeout=60, trust_env=False, limits=httpx.Limits(max_connections=None)
+        ) as http,
+    ):
+
+        def ask(index: int) -> httpx.Response:
+            request = {"prompt": f"Question {index}", "max_tokens": 20, "stream": index % 2 == 0}
+            return http.post("/v1/completions", json=request)
+
+        with ThreadPoolExecutor(64) as clients:
+            answers = list(clients.map(ask, range(NUM_REQUESTS)))
+        statuses = Counter(answer.status_code for answer in answers)
+        assert set(statuses) == {200, 429}
+        assert statuses.total() == NUM_REQUESTS
+        for index, answer in enumerate(answers):
+            if answer.status_code == 429:
+                assert answer.json()["error"]["code"] == "overloaded"
+                assert int(answer.headers["retry-after"]) > 0
+            elif index % 2 == 0:
+                assert answer.text.endswith("data: [DONE]\n\n")
+            else:
+                assert answer.json()["usage"]["completion_tokens"] == 20
+        wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left")
+        assert http.post("/v1/completions", json={"prompt": "After", "max_tokens": 1}).status_code == 200
+
+
+def test_a_busy_engine_is_healthy_though_no_token_comes() -> None:
+    """Health that waited for a token took long prefills for death: sglang#22511."""
+    limits = ("runtime.stall_timeout_s=1", "runtime.busy_stall_timeout_s=30")
+    with (
+        running_server(*start(*limits, "simulated.prefill_tokens_per_s=3000")) as server,
+        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        long = {"prompt": "word " * 10_000, "max_tokens": 1}  # two of these: about seven seconds without a token
+        answers = [clients.submit(http.post, "/v1/completions", json=long) for _ in range(2)]
+        wait_for(lambda: server.gauge("num_requests_running") > 0, what="they run")
+        while not all(answer.done() for answer in answers):
+            for path in ("/health", "/ready"):
+                page = http.get(path)
+                assert page.status_code == 200, page.text
+        assert [answer.result().status_code for answer in answers] == [200, 200]
+
+
+def test_a_dead_engine_is_noticed_whatever_the_traffic() -> None:
+    """Health took any recent traffic for proof of life, and stayed at 200 after the scheduler had crashed:
+    sglang#6624."""
+    with (
+        running_server(*start("simulated.step_ms=10")) as server,
+        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        request = {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True}
+        answers = [clients.submit(http.post, "/v1/completions", json=request) for _ in range(32)]
+        wait_for(lambda: server.gauge("num_requests_running") > 0, what="they run")
+        os.kill(server.pid("engine"), signal.SIGKILL)
+        reason = _wait_until_not_ready(server)
+        assert reason.startswith("engine 0 "), reason
+        assert [answer.result().status_code for answer in answers] == [200] * len(answers)
+        server.wait_until_status("/ready", 200)
+
+
+def _wait_until_not_ready(server: Server) -> str:
+    """The reason that is given; at once, that is, long before a heartbeat would be missed."""
+
+    def reason() -> str:
+        page = httpx.get(f"{server.url}/ready", trust_env=False)
+        return str(json.loads(page.content).get("reason", "")) if page.status_code == 503 else ""
+
+    return wait_for(reason, 3.0, "the death is noticed")

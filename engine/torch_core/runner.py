@@ -116,6 +116,8 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         raise StartupError("engine.deterministic is for a CPU: on a GPU kernels depend on the batch")
     if settings.weight_format != "auto":
         raise StartupError("engine.weight_format is for a CPU: on a GPU choose model.dtype")
+    if device.index is not None:
+        torch.cuda.set_device(device)  # streams, events and graphs are made on the current one
     dtype = DTYPES[config.model.dtype]
     model = _load_model(spec, checkpoint, "plain", device, dtype, max_len)
     budget = settings.max_num_batched_tokens or GPU_TOKEN_BUDGET
@@ -169,7 +171,8 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise StartupError(f"engine.device: no such device {name}") from error
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+    num_devices = {"cpu": 1, "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0}
+    if (device.index or 0) >= num_devices.get(device.type, 0):
         raise StartupError(f"engine.device: {name} is not usable here; choose auto, cpu or cuda")
     return device
 

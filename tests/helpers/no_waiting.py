@@ -28,6 +28,16 @@ def no_waiting() -> Iterator[None]:
         yield
 
 
+class OnTheDeviceAlone(TorchDispatchMode):
+    """What a CUDA graph may record: a copy from the host would repeat the values, and the address, of that moment."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if any(isinstance(one, torch.Tensor) and one.device != DEVICE for one in (*args, result)):
+            raise WouldWait(f"{function} is not on the device alone")
+        return result
+
+
 class _NoHiddenCopies(TorchFunctionMode):
     """Refuses tensors built on the device from Python values, and indexing by what is not there."""
 

@@ -36,7 +36,7 @@ def random_request(rng: random.Random, name: str, prefixes: list[list[int]]) -> 
     sampling["repetition_penalty"] = rng.choice([1.0, 1.2])
     sampling["min_tokens"] = rng.choice([0, 4])
     sampling["stop_token_ids"] = rng.choice([(), tuple(range(40))])
-    sampling["bad_words_ids"] = rng.choice([(), tuple((first, second) for first in range(9) for second in range(99))])
+    sampling["bad_words_ids"] = rng.choice([(), tuple((first, second) for first in range(40) for second in range(9))])
     sampling["priority"] = rng.choice([0, 1])
     return EngineRequest(name, 1, SamplingParams(**sampling), tuple(prompts))
 

@@ -17,9 +17,12 @@ from torch import Tensor
 from engine.core import EngineRequest
 from engine.model_files import read_json
 from engine.torch_core import attention_cuda
+from engine.torch_core import runner as runner_module
 from engine.torch_core.attention_cuda import FlashAttention, GatherAttention, PagedAttention, paged_attention
 from engine.torch_core.batch import build_batch
 from engine.torch_core.decode_graphs import DecodeGraphs
+from engine.torch_core.engine import TorchEngine
+from engine.torch_core.guide import GuideMaker
 from engine.torch_core.memory_profile import heaviest_steps, room_for_cache
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import ModelSpec, read_spec
@@ -29,9 +32,11 @@ from engine.torch_core.sampler import Sampler
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.transfer import Download, upload
 from engine.torch_core.weights import Checkpoint
-from tests.helpers.gpu_attention import arrange_as_on_a_gpu, gpu_attention
-from tests.helpers.no_waiting import DEVICE, WouldWait, no_waiting
-from tests.helpers.tiny_models import VOCAB_SIZE, drain, ids_of, make_engine, request, save_tiny_model
+from tests.helpers.gpu_attention import arrange_as_on_a_gpu, flash_attn_varlen_func, gpu_attention
+from tests.helpers.no_waiting import DEVICE, OnTheDeviceAlone, WouldWait, no_waiting
+from tests.helpers.tiny_models import VOCAB_SIZE, drain, ids_of, make_engine, request, run_alone, save_tiny_model
+from tokservice.runtime.config import from_dict
+from tokservice.wire.errors import StartupError
 from tokservice.wire.messages import SamplingParams
 
 BLOCK_SIZE = 8
@@ -127,6 +132,63 @@ def test_flash_attn_is_used_where_it_fits(
     assert type(paged_attention(spec, 2, block_size, CPU, dtype, 512)) is expected
 
 
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_tokens", "attention"),
+    [("float32", 1024, GatherAttention), ("float32", 0, GatherAttention), ("bfloat16", 0, FlashAttention)],
+)
+def test_the_loader_for_a_gpu(
+    model_dir: Path,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: str,
+    kv_cache_tokens: int,
+    attention: type[PagedAttention],
+) -> None:
+    """From the profile of memory to the recorded graphs, on a CPU that answers for a GPU of 1 GiB."""
+    module: Any = ModuleType("flash_attn")
+    module.flash_attn_varlen_func = flash_attn_varlen_func
+    monkeypatch.setitem(sys.modules, "flash_attn", module)
+    answers: dict[str, Any] = {
+        "get_device_capability": (9, 0),
+        "mem_get_info": (GIB - 100 * 2**20, GIB),
+        "memory_allocated": 90 * 2**20,
+        "max_memory_allocated": 94 * 2**20,
+        "graph_pool_handle": None,
+    }
+    for name in (*answers, "reset_peak_memory_stats", "synchronize", "empty_cache", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *args, name=name: answers.get(name))
+    recorded = []
+    monkeypatch.setattr(DecodeGraphs, "_capture", lambda self, bucket: recorded.append((bucket.num_rows, bucket.width)))
+    settings = {"kv_cache_tokens": kv_cache_tokens, "max_num_seqs": 5, "max_num_batched_tokens": 300}
+    config = from_dict({"engine": settings, "model": {"dtype": dtype}})
+    runner = runner_module._load_cuda(config, spec, Checkpoint(model_dir), CPU, 512)
+    assert type(runner.attention) is attention
+    assert runner.overlaps
+    assert recorded == ([(1, 2), (2, 2), (4, 2), (8, 2)] if attention is FlashAttention else [])
+    size = PagedAttention.bytes_per_token(spec, getattr(torch, dtype)) * 256
+    expected = kv_cache_tokens // 256 or (int(GIB * 0.9) - 104 * 2**20) // size
+    assert runner.num_blocks == expected
+    plain: Any = make_engine(model_dir)
+    engine = TorchEngine(config.engine, runner, plain.limits, GuideMaker(model_dir, VOCAB_SIZE, ()))
+    requests = [request(f"r{i}", range(2, 4 + 50 * i), temperature=0.0, max_tokens=20) for i in range(6)]
+    for one in requests:
+        engine.add(one)
+    outputs = drain(engine)
+    for one in requests:
+        expected_ids = run_alone(plain, one)
+        if dtype == "float32":
+            assert ids_of(outputs, one.request_id) == expected_ids
+
+
+def test_a_gpu_that_is_not_there(model_dir: Path) -> None:
+    count = torch.cuda.device_count()
+    with pytest.raises(StartupError, match=f"cuda:{count} is not usable"):
+        make_engine(model_dir, device=f"cuda:{count}")
+
+
 DEMANDING = (
     SamplingParams(temperature=0.0),
     SamplingParams(top_p=0.9, num_logprobs=3),
@@ -203,6 +265,17 @@ def test_no_step_waits_for_the_device(runner: Runner) -> None:
                     sampler.accept(one, 10 + step)
             one.expect(row)
     assert set(runner.graphs._buckets) == {(8, runner.attention.fixed_width or 4)}  # type: ignore[union-attr]
+
+
+@torch.inference_mode()
+def test_what_a_graph_records_stays_on_the_device(runner: Runner) -> None:
+    graphs: Any = runner.graphs
+    bucket = graphs._bucket(8, runner.attention.fixed_width or 4)  # type: ignore[union-attr]
+    with no_waiting(), OnTheDeviceAlone():
+        hidden = graphs._compute(bucket)
+    assert hidden.shape == (8, runner.model.spec.hidden_size)
+    with pytest.raises(WouldWait), OnTheDeviceAlone():
+        upload([1, 2], DEVICE)
 
 
 @pytest.mark.parametrize(

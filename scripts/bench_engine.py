@@ -7,8 +7,9 @@
 
 On a machine with other load set OMP_WAIT_POLICY=PASSIVE, as the engine process does for itself.
 Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
-(half to one and a half times), the same for both sides; every sequence gets exactly --output tokens. Beside the rate
-stands the CPU time of each token, which other load on the machine disturbs less.
+(half to one and a half times), the same for both sides; every sequence gets exactly --output tokens. transformers
+runs in float32 and in bfloat16, and the ratio is to the faster. Beside the rate stands the CPU time of each token,
+which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from tokservice.runtime.config import Config, resolve
 from tokservice.wire.messages import SamplingParams
 
 TEXT = (Path(__file__).parent.parent / "LICENSE").read_text()[:4000]  # English of some length that every checkout has
+REFERENCE_DTYPES = ("float32", "bfloat16")
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
 
 
@@ -58,16 +60,18 @@ def main() -> int:
         return _quality(model_dir)
     config = resolve(None, args.set)
     core = build_core(config, model_dir)
-    reference = None if args.no_transformers else _reference(model_dir)
+    references = {} if args.no_transformers else {name: _reference(model_dir, name) for name in REFERENCE_DTYPES}
     rows = []
     for concurrency in args.concurrency:
         prompts = _prompts(concurrency, args.prompt, core.limits.vocab_size)
         row: dict[str, Any] = {"concurrency": concurrency}
         runs = [_measure(_run_engine, core, prompts, args.output) for _ in range(args.repeat)]
         row["engine"], row["engine_cpu_ms"] = max(runs)
-        if reference is not None:
+        for name, reference in references.items():
             runs = [_measure(_run_reference, reference, prompts, args.output) for _ in range(args.repeat)]
-            row["transformers"], row["transformers_cpu_ms"] = max(runs)
+            row[f"transformers_{name}"], row[f"transformers_{name}_cpu_ms"] = max(runs)
+        if references:
+            row["ratio"] = row["engine"] / max(row[f"transformers_{name}"] for name in references)
         rows.append(row)
         _print_row(row)
     result: dict[str, Any] = {"threads": torch.get_num_threads(), "settings": args.set, "output_tokens_per_s": rows}
@@ -108,13 +112,13 @@ def _run_engine(core: EngineCore, prompts: list[Any], output: int) -> None:
         core.step()
 
 
-def _reference(model_dir: Path) -> Any:
+def _reference(model_dir: Path, dtype: str) -> Any:
     import transformers
 
     library: Any = transformers
     library.utils.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
-    return library.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    return library.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
 
 
 def _run_reference(model: Any, prompts: list[Any], output: int) -> None:
@@ -142,7 +146,7 @@ def _bandwidth(config: Config, model_dir: Path, context: float, rows: list[dict[
     attention = hidden * (2 * shape["num_attention_heads"] * shape["head_dim"] + kv_size)
     weights = shape["num_hidden_layers"] * (attention + 3 * hidden * shape["intermediate_size"])
     weights += shape["vocab_size"] * hidden
-    width = {"auto": 2, "float32": 4, "int8": 1}[config.engine.weight_format]
+    width = {"float32": 4, "int8": 1}.get(config.engine.weight_format, 2)
     width = 4 if config.engine.deterministic else width
     step_bytes = weights * width + context * kv_size * 4 * shape["num_hidden_layers"]
     limit = bandwidth / step_bytes
@@ -222,7 +226,10 @@ def _shared_prefix(core: EngineCore, length: int = 2000) -> dict[str, Any]:
 
 def _quality(model_dir: Path) -> int:
     """Mean KL divergence of the next token's distribution from float32, on a fixed text."""
-    logits = {name: _text_logits(model_dir, name) for name in ("float32", "auto", "int8")}
+    logits = {name: _text_logits(model_dir, name) for name in ("float32", "float16", "bfloat16", "int8")}
+    ids = torch.tensor([_text_ids(model_dir)])
+    with torch.inference_mode():
+        logits["all in bfloat16 (transformers)"] = _reference(model_dir, "bfloat16")(ids).logits[0].float()
     exact = logits.pop("float32").log_softmax(-1)
     result = {}
     for name, values in logits.items():
@@ -230,21 +237,25 @@ def _quality(model_dir: Path) -> int:
         divergence = (exact.exp() * (exact - others)).sum(-1).mean().item()
         agree = (exact.argmax(-1) == others.argmax(-1)).float().mean().item()
         result[name] = {"kl": divergence, "same_greedy_token": agree}
-        print(f"{name:8s} mean KL divergence {divergence:.2e}, same greedy token at {agree:.1%} of {len(exact)} places")
+        print(f"{name:30s} mean KL divergence {divergence:.2e}, same greedy token at {agree:.1%} of {len(exact)}")
     print(json.dumps({"quality": result}))
     return 0
 
 
 def _text_logits(model_dir: Path, weight_format: str) -> torch.Tensor:
     core: Any = build_core(resolve(None, [f"engine.weight_format={weight_format}"]), model_dir)
-    text = Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(TEXT).ids
+    text = _text_ids(model_dir)
     (sequence,) = sequences_of(EngineRequest("t", 1, SamplingParams(), (np.array(text, np.uint32),)), 8192, (), 0)
     sequence.block_table = list(range(len(text)))
     runner = core._runner
-    batch = build_batch([Chunk(sequence, 0, len(text))], 32, runner.max_lookup_tokens)
+    batch = build_batch([Chunk(sequence, 0, len(text))], runner.block_size, runner.max_lookup_tokens)
     with torch.inference_mode():
         logits: torch.Tensor = runner.model.logits(runner.forward(batch))
     return logits
+
+
+def _text_ids(model_dir: Path) -> list[int]:
+    return list(Tokenizer.from_file(str(model_dir / "tokenizer.json")).encode(TEXT).ids)
 
 
 def _timed_step(core: EngineCore) -> float:
@@ -255,11 +266,11 @@ def _timed_step(core: EngineCore) -> float:
 
 def _print_row(row: dict[str, Any]) -> None:
     line = f"concurrency {row['concurrency']:3d}: "
-    for side in ("engine", "transformers"):
+    for side in ("engine", *(f"transformers_{name}" for name in REFERENCE_DTYPES)):
         if side in row:
             line += f"{side} {row[side]:7.1f} tokens/s ({row[f'{side}_cpu_ms']:5.1f} ms CPU each), "
-    if "transformers" in row:
-        line += f"ratio {row['engine'] / row['transformers']:.2f}"
+    if "ratio" in row:
+        line += f"ratio to the faster {row['ratio']:.2f}"
     print(line, flush=True)
 
 

@@ -71,6 +71,11 @@ class Exchange:
         return safe_label(self.headers.get(b"x-request-id", b"")) or self.request_id.encode("ascii")
 
     @property
+    def session(self) -> str:
+        """The client's name for the conversation that the request belongs to."""
+        return safe_label(self.headers.get(b"x-session-id", b"")).decode("ascii")
+
+    @property
     def expects_continue(self) -> bool:
         """The client sends its body only when it is told to."""
         return self.http_1_1 and self.headers.get(b"expect", b"").lower() == b"100-continue"

@@ -85,7 +85,8 @@ class RouterClient:
             return
         self._line.open[exchange.request_id] = exchange
         frames = exchange.kept.take() if whole else ()
-        message = Submit(exchange.request_id, exchange.route, exchange.content_length, whole, frames)
+        length, session = exchange.content_length, exchange.session
+        message = Submit(exchange.request_id, exchange.route, length, whole, session, frames)
         self._send(self._line, exchange, message)
 
     def body_chunk(self, exchange: Exchange) -> None:

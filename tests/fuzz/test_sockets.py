@@ -172,8 +172,8 @@ def order(choice: random.Random) -> list[bytes]:
             frames=(ids.tobytes(),),
         ),
         PromptLogprobs(request_id, attempt, choice.choice((0, 1)), 0, frames=(bytes(8), bytes(8))),
-        Submit(request_id, Route.COMPLETIONS, 2, True, (b"{}",)),
-        Submit(request_id, Route.COMPLETIONS, 200_000_000, False, (b"{",)),
+        Submit(request_id, Route.COMPLETIONS, 2, True, frames=(b"{}",)),
+        Submit(request_id, Route.COMPLETIONS, 200_000_000, False, frames=(b"{",)),
         Prepare(request_id, attempt, Route.COMPLETIONS, engine, detokenizer, (b'{"prompt":"x","max_tokens":1}',)),
         Accepted(request_id, attempt, True, 1, 1, (_sampling(choice), context, ids.tobytes())),
         Rejected(request_id, attempt, 400, (b"{}",)),
@@ -312,7 +312,7 @@ def test_strangers_are_given_no_work(server: Server) -> None:
         stranger.send(Hello(identity, role, WIRE_VERSION, 1, 1000, ("ipc://nowhere",)))
     client = dealer(context, api, "api.0.77", "router.0.1")
     for number in range(20):
-        client.send(Submit(f"api.0.77:{number}", Route.COMPLETIONS, 2, True, (b"{}",)))
+        client.send(Submit(f"api.0.77:{number}", Route.COMPLETIONS, 2, True, frames=(b"{}",)))
     for _ in range(20):
         assert answer(server) == right
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="nothing is left")

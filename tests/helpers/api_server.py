@@ -54,6 +54,7 @@ class Upload:
     request_id: str
     route: int
     content_length: int
+    session: str = ""
     pieces: list[bytes] = dataclasses.field(default_factory=list)
     complete: bool = False
     num_aborts: int = 0
@@ -78,7 +79,8 @@ class StubRouter:
         for _, message in self._channel.receive():
             match message:
                 case Submit():
-                    self.uploads[message.request_id] = Upload(message.request_id, message.route, message.content_length)
+                    length, session = message.content_length, message.session
+                    self.uploads[message.request_id] = Upload(message.request_id, message.route, length, session)
                     self._add_body(message)
                 case BodyChunk():
                     self._add_body(message)

@@ -116,7 +116,7 @@ class Bench:
     ) -> None:
         frames = (body,) if body else ()
         length = len(body) if content_length is None else content_length
-        self.core.submit(api, Submit(request_id, Route.COMPLETIONS, length, complete, frames), self.now)
+        self.core.submit(api, Submit(request_id, Route.COMPLETIONS, length, complete, frames=frames), self.now)
         self._take()
 
     def chunk(self, request_id: str, data: bytes, *, complete: bool = False) -> None:

@@ -459,7 +459,7 @@ class World:
         self.clients[request_id] = Client(api, plan)
         pieces = self.rng.choice((0, 0, 0, 2))
         self.uploads[request_id] = pieces
-        submit = Submit(request_id, 1, -1, not pieces, (request_id.encode(),))
+        submit = Submit(request_id, 1, -1, not pieces, frames=(request_id.encode(),))
         self.workers[api].to_router(submit)
 
     def body_of(self, request_id: str) -> bytes:

@@ -83,7 +83,7 @@ class RouterCore:
             self._metrics.add("requests_total", outcome=error.code or "refused")
             self._replies.answer(api, message.request_id, error.status, error.body(message.route))
             return
-        request = Request(message.request_id, api, message.route, now_s)
+        request = Request(message.request_id, api, message.route, now_s, message.session)
         self.ledger.add(request)
         self.ledger.hold(request, max(0, message.content_length))
         self._add_body(request, message.frames, message.complete, now_s)

@@ -1,6 +1,7 @@
 """Which engine, or which detokenizer, a request is given to. Pure.
 
-Each goes to the worker of a kind that has the fewest, but for suspects: requests that have seen too many workers of
+Each goes to the worker of a kind that has the fewest, but for two kinds. Requests of one conversation go to the same
+engine while that is not much busier than others. And there are suspects: requests that have seen too many workers of
 this kind die since their last new token. They are tried one at a time, apart from those that are not suspect, on a
 worker that nobody joins until the one on trial has given a token. Those that were tried before and gave one are the
 only company; after one more death there is none at all. What ends a worker that was never given anything else is to
@@ -11,11 +12,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from hashlib import blake2b
 
 from tokservice.router.request import Request
 
 SUSPECT_DEATHS = 2  # without a new token: from now on it is tried apart from others
 MAX_DEATHS = 3  # at which it is given up, if it is to blame for the last one
+
+MAX_SURPLUS = 4  # requests that a conversation's engine may have above others; with more it is not worth its cache
 
 
 class Workers:
@@ -56,6 +60,10 @@ class Workers:
             free = {
                 identity: load for identity, load in free.items() if not load or (identity in self._wards and not alone)
             }
+        elif request.session and self.kind == "engine" and free:
+            home = max(free, key=lambda identity: _rank(request.session, identity))
+            if free[home] <= min(free.values()) + MAX_SURPLUS:
+                return home
         return min(free, key=free.__getitem__, default="")
 
     def move(self, request: Request, old: str, new: str) -> None:
@@ -79,3 +87,8 @@ class Workers:
         if suspect is None or suspect.cancelled or not self.suspects(suspect):
             return False
         return identity in (suspect.engine, suspect.detokenizer)
+
+
+def _rank(session: str, identity: str) -> bytes:
+    """Rendezvous hashing (Thaler and Ravishankar, 1998): where an engine comes or goes, only its own sessions move."""
+    return blake2b(f"{session} {identity}".encode(), digest_size=8).digest()

@@ -74,6 +74,7 @@ class Request:
     api: str  # identity of the API process that holds the client
     route: int
     created_s: float
+    session: str = ""  # see Submit
     state: State = State.UPLOADING
     attempt: int = 0
     body: list[Buffer] = field(default_factory=list)  # until accepted

@@ -149,6 +149,7 @@ class Submit:
     route: int
     content_length: int  # -1: not stated (chunked upload)
     complete: bool  # no more body follows
+    session: str = ""  # the client's name for a conversation: it stays with one engine, whose cache knows its beginning
     frames: Frames = field(default=(), compare=False)
 
 

@@ -25,9 +25,9 @@ from tokservice.wire.messages import (
 
 
 def test_header_is_version_tag_and_a_list() -> None:
-    header, body = codec.encode(Submit("api.0.1:7", 1, 5, True, (b"hello",)))
+    header, body = codec.encode(Submit("api.0.1:7", 1, 5, True, frames=(b"hello",)))
     assert header[:2] == bytes((WIRE_VERSION, 1))
-    assert msgpack.unpackb(header[2:]) == ["api.0.1:7", 1, 5, True]
+    assert msgpack.unpackb(header[2:]) == ["api.0.1:7", 1, 5, True, ""]
     assert body == b"hello"
 
 

@@ -275,14 +275,16 @@ def test_positions_as_older_checkpoints_state_them(tmp_path: Path, family: str) 
 
 
 def test_weights_stored_in_half_precision(tmp_path: Path) -> None:
-    model = reference_model("qwen2-yarn").bfloat16()
-    model.save_pretrained(tmp_path)
+    import transformers
+
+    reference_model("qwen2-yarn").bfloat16().save_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     one = request("r", PROMPT[:60], temperature=0.0, max_tokens=1, num_logprobs=3, num_prompt_logprobs=0)
     engine = make_engine(tmp_path)
     engine.add(one)
     (output,) = drain(engine)
     with torch.inference_mode():
-        expected = model.float()(torch.from_numpy(PROMPT[:60].astype(np.int64))[None]).logits[0].log_softmax(-1)
+        expected = model(torch.from_numpy(PROMPT[:60].astype(np.int64))[None]).logits[0].log_softmax(-1)
     assert output.prompt_logprobs is not None
     got = output.prompt_logprobs.logprobs[:, 0]
     np.testing.assert_allclose(got, expected[range(59), PROMPT[1:60].astype(np.int64)], atol=1e-3)

@@ -18,22 +18,40 @@ import msgspec
 import pytest
 
 from api.app import ROUTES
-from tests.helpers import mutated_bodies
+from tests.helpers import mutated_bodies, tiny_tokenizers
 from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.tiny_models import COMMON
 from tokservice.protocol.openapi import EVENTS, JSON, OPERATIONS, Operation
 from tokservice.wire.errors import SSE_DONE
 from tokservice.wire.messages import Route
 
+pytestmark = pytest.mark.timeout(300)
+
 NUM_CONNECTIONS = 8
+MAX_MODEL_LEN = 64
 CLIENT_ERRORS = {400, 404, 413}
 BY_ROUTE = {ROUTES[operation.path]: operation for operation in OPERATIONS if operation.body}
 CORPUS = Path(__file__).parent / "tokenizer" / "corpus"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    short = ("--set", "simulated.step_ms=0", "--set", "simulated.max_model_len=64")
-    with running_server(*SIMULATED, *short, "--served-model-name", mutated_bodies.MODEL) as server:
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random checkpoint with a tokenizer: guides, penalties and logprobs are the real engine's."""
+    import transformers
+
+    folder = tiny_tokenizers.write_model(tmp_path_factory.mktemp("model"), tiny_tokenizers.byte_level())
+    config = transformers.LlamaConfig(**COMMON | {"vocab_size": 448, "max_position_embeddings": MAX_MODEL_LEN})
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["simulated", "torch"])
+def server(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Server]:
+    settings = {
+        "simulated": (*SIMULATED, "--set", "simulated.step_ms=0", "--set", f"simulated.max_model_len={MAX_MODEL_LEN}"),
+        "torch": ("--model", str(tiny_model)),
+    }[request.param]
+    with running_server(*settings, "--served-model-name", mutated_bodies.MODEL) as server:
         yield server
 
 
@@ -121,10 +139,10 @@ def run(server: Server, bodies: Iterator[tuple[Route, bytes]]) -> Counter[tuple[
 
 
 def test_bodies_of_every_kind(server: Server) -> None:
-    statuses = run(server, both(seed=1, count=5000))
-    assert statuses.total() == 5000
+    statuses = run(server, both(seed=1, count=3000))
+    assert statuses.total() == 3000
     for route in BY_ROUTE:
-        assert min(statuses[route, 200], statuses[route, 400]) > 10, (route, "right and wrong bodies are among them")
+        assert min(statuses[route, 200], statuses[route, 400]) > 5, (route, "right and wrong bodies are among them")
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ For 256 rows after 0 / 256 / 1024 others the tiles take 0.9 / 1.9 / 5 ms, scaled
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 
@@ -205,5 +206,7 @@ def _plan_prefill(run: PrefillRun, tiled: bool) -> _Prefill:
 def _mapped_zeros(numel: int) -> Tensor:
     """Zeros that cost memory once they are written; on pages of 2 MiB, which take a quarter off a lookup's time."""
     memory = mmap.mmap(-1, numel * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32)

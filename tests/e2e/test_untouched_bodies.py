@@ -38,13 +38,12 @@ def test_a_body_is_the_same_in_one_piece_and_in_many(client: httpx.Client) -> No
 
 def test_nobody_takes_turns_with_the_loop(simulated: Server, client: httpx.Client) -> None:
     """Pieces of bodies were lent to ZMQ, which had a second Python thread notified of each: it took the GIL from the
-    loop. A tokenizer worker sends ids to two peers the same way."""
+    loop."""
     body = json.dumps({"prompt": "hello world " * 100_000, "max_tokens": 1}).encode()
     assert client.post("/v1/completions", content=body, headers=HEADERS).status_code == 200
-    for role, slot in (("api", 0), ("tokenizer", 1)):
-        names = [path.read_text().strip() for path in Path(f"/proc/{simulated.pid(role, slot)}/task").glob("*/comm")]
-        others = [name for name in names if not name.startswith("ZMQbg")]
-        assert len(others) == 2, f"the main thread, and the one that watches for the parent's death: {names}"
+    names = [path.read_text().strip() for path in Path(f"/proc/{simulated.pid('api')}/task").glob("*/comm")]
+    others = [name for name in names if not name.startswith("ZMQbg")]
+    assert len(others) == 2, f"the main thread, and the one that watches for the parent's death: {names}"
 
 
 @pytest.mark.parametrize("megabytes", [5, 25])

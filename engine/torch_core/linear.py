@@ -57,7 +57,7 @@ def pack_gate(gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None, we
 
 def has_bfloat16_products() -> bool:
     """Whether this CPU multiplies bfloat16 faster than float32."""
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older versions cannot tell
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

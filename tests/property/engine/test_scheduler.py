@@ -160,6 +160,7 @@ def test_random_histories(overlaps: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_ten_thousand_random_histories(overlaps: bool) -> None:
     for seed in range(10_000):

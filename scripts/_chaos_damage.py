@@ -61,8 +61,9 @@ async def careful_killer(target: Target, rng: random.Random, mean_pause_s: float
         tally.kills[role] += 1
         if role == "engine":
             start_s = time.monotonic()
-            while await why_not_ready(target) and time.monotonic() < until_s:
-                await asyncio.sleep(0.2)
+            for not_ready in (False, True):  # first the page has to say that it is gone
+                while bool(await why_not_ready(target)) is not_ready and time.monotonic() < until_s:
+                    await asyncio.sleep(0.1)
             engine_rests_until_s = time.monotonic() + 2 * (time.monotonic() - start_s)
 
 

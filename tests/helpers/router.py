@@ -81,12 +81,13 @@ class Bench:
             if role_of(identity) in (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE):
                 self.hello(identity)
 
-    def die(self, *identities: str, idle: bool = False) -> None:
+    def die(self, *identities: str, idle: bool = False, over: str = "") -> None:
         """They are gone: the topology no longer names them. Tokenizer workers were busy with what they got first,
-        or ``idle``."""
+        or ``idle``; a detokenizer with the request that it died ``over``."""
         self.living = [identity for identity in self.living if identity not in identities]
         workers = [worker for name, worker in self.core._pool._workers.items() if name in identities and not idle]
-        self.announce(suspects=[next(iter(worker.in_flight)) for worker in workers if worker.in_flight])
+        suspects = [next(iter(worker.in_flight)) for worker in workers if worker.in_flight]
+        self.announce(suspects=suspects + ([(over, self.attempt_of(over))] if over else []))
 
     def leave(self, *identities: str) -> None:
         """They have ended in peace."""

@@ -307,6 +307,7 @@ class Detokenizer(Worker):
         before = run.consumed[row.choice]
         assert row.tokens == list(range(before, before + len(row.tokens))), "the engine's output has a gap"
         if run.plan.kills is Role.DETOKENIZER and row.choice == 0 and run.plan.fatal in row.tokens:
+            self.world.suspects.add((row.request_id, row.attempt))
             self.world.kill(self.identity)
             return
         tokens, reason, flags = row.tokens, row.reason, ReadyFlags.NONE
@@ -388,7 +389,7 @@ class World:
         self.incarnations: dict[tuple[Role, int], int] = {}
         self.unnoticed: list[str] = []  # deaths that the supervisor has yet to see
         self.in_peace: set[str] = set()
-        self.suspects: set[tuple[str, int]] = set()  # what tokenizer workers were killed over
+        self.suspects: set[tuple[str, int]] = set()  # what tokenizer and detokenizer workers were killed over
         self.to_start: list[tuple[Role, int]] = []
         self.num_long_waits = 0
         self.clients: dict[str, Client] = {}

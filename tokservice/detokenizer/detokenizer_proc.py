@@ -17,6 +17,7 @@ from tokservice.detokenizer.vocabulary import load
 from tokservice.runtime.links import RouterLink
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
+from tokservice.runtime.work_mark import WorkMark, encode_mark
 from tokservice.wire.channels import listen_pull
 from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import WireError
@@ -46,6 +47,7 @@ class _Open:
     engine: str
     responder: Responder
     stream: int  # ReadyFlags.STREAM, or 0
+    mark: bytes  # see WorkMark
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class Detokenizer:
         self._open: dict[str, _Open] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # the attempt that ended
         self._num_messages = 0
+        self._mark = WorkMark(process.run_dir, process.identity)
         inbox = listen_pull(process.context, process.endpoint("out"))
         self.hello = process.hello(endpoints=(inbox.endpoint,))
         process.add(inbox, lambda _, message: self._on_message(message))
@@ -131,6 +134,7 @@ class Detokenizer:
                 self._begin(message)
             case PromptLogprobs():
                 self._prompt_logprobs(message)
+        self._mark.clear()
 
     def _from_router(self, message: Message) -> None:
         """An attempt that was given up: its engine says no more of it, but its Begin may still be on the way."""
@@ -146,6 +150,8 @@ class Detokenizer:
             return
         if message.attempt <= self._ended.get(message.request_id, 0):
             return
+        mark = encode_mark(message.request_id, message.attempt)
+        self._mark.put(mark)
         context, *outputs = message.frames
         outputs, notes = outputs[: len(message.num_delivered)], outputs[len(message.num_delivered) :]
         try:
@@ -156,7 +162,7 @@ class Detokenizer:
             self._router.send(Undelivered((message.request_id,), (message.attempt,)))
             return
         stream = ReadyFlags.STREAM if responder.stream else 0
-        request = _Open(message.attempt, message.engine, responder, stream)
+        request = _Open(message.attempt, message.engine, responder, stream, mark)
         self._open[message.request_id] = request
         rows = _Rows()
         for fed in responder.begin():
@@ -169,6 +175,7 @@ class Detokenizer:
         if request is None or request.attempt != message.attempt:
             return
         if message.choice < request.responder.num_choices:
+            self._mark.put(request.mark)
             rows = rows_of(1 + message.num_top, *message.frames)
             request.responder.score_prompt(message.choice, rows)
 
@@ -193,6 +200,7 @@ class Detokenizer:
             logprobs = next(all_rows, None)
             request = self._open.get(request_id)
             if request is not None and request.attempt == attempt and choice < request.responder.num_choices:
+                self._mark.put(request.mark)
                 reason = FinishReason(finish_reason)
                 fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
                 new_ids = ids[start : start + fed.num_consumed]

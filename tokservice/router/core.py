@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from tokservice.router.ledger import Ledger
-from tokservice.router.recovery import LOSS, Recovery
+from tokservice.router.recovery import Recovery
 from tokservice.router.replies import Replies
 from tokservice.router.request import Request, State
 from tokservice.router.tokenizer_pool import Assignment, TokenizerPool
@@ -160,7 +160,7 @@ class RouterCore:
             elif request.state is State.PREPARING:
                 request.undelivered = True  # its Accepted is still on the way here
             elif request.state is State.RUNNING:
-                request.deaths[LOSS] += 1
+                request.num_losses += 1
                 self._recovery.park(request, "undelivered", now_s)
 
     # --- from detokenizers
@@ -220,7 +220,7 @@ class RouterCore:
     def topology(self, topology: Topology, now_s: float, suspects: Collection[Assignment] = ()) -> None:
         """Whoever is missing is dead, and what it held begins again elsewhere.
 
-        ``suspects``: what the dead tokenizer workers were working on when they died.
+        ``suspects``: what the dead tokenizer and detokenizer workers were working on when they died.
         """
         self._was_ready = self._was_ready or {peer.role for peer in topology.peers} == set(Role)
         self._recovery.recover(topology, suspects, now_s)
@@ -309,7 +309,7 @@ class RouterCore:
             for request_id, attempt in assignments:
                 self._replies.send(worker, Abort(request_id, attempt))
             self._recovery.recover_bodies(assignments, "tokenizer_stalled", now_s, assignments[:1])
-        self._recovery.expire_parked(now_s - self._settings.queue_timeout_s)
+        self._recovery.expire_parked(now_s, self._settings.queue_timeout_s)
         limit_s = now_s - self._settings.total_timeout_s
         for request in [item for item in self.ledger if item.created_s < limit_s]:
             if request.cancelled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from tokservice.router.placement import Workers
+from tokservice.router.placement import Engines, Workers
 from tokservice.router.request import Request
 from tokservice.wire.messages import Buffer, Role
 
@@ -17,8 +17,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self.engines = Workers(Role.ENGINE.label)
-        self.detokenizers = Workers(Role.DETOKENIZER.label)
+        self.engines = Engines()
+        self.detokenizers = Workers()
         self.parked: dict[str, Request] = {}  # those that wait for an engine and a detokenizer
         self._requests: dict[str, Request] = {}
         self._living: set[str] = set()  # identities in the last topology
@@ -65,7 +65,7 @@ class Ledger:
         """Journal what a detokenizer consumed for a choice."""
         request.has_output = True
         if len(ids):
-            request.deaths.clear()
+            request.num_engine_deaths = request.num_detokenizer_deaths = request.num_losses = 0
         if not request.cancelled:
             request.journal.record(choice, ids, finish_reason, note)
             self.hold(request, request.held_bytes + len(ids) + len(note))
@@ -77,6 +77,11 @@ class Ledger:
         """Whether there is an engine and a detokenizer that a request may join."""
         return self.engines.can_take and self.detokenizers.can_take
 
+    @property
+    def has_workers(self) -> bool:
+        """Whether an engine and a detokenizer live."""
+        return bool(self.engines.loads and self.detokenizers.loads)
+
     def greet(self, role: int, identity: str) -> None:
         """An engine or a detokenizer is ready for work."""
         if role == Role.ENGINE:
@@ -85,11 +90,15 @@ class Ledger:
             self.detokenizers.greet(identity)
 
     def deaths(self, living: set[str]) -> dict[str, int]:
-        """Who has died, now that these live, and how many requests an engine or detokenizer was ever given."""
+        """Who has died, now that these live, and how many requests an engine among them was ever given."""
         dead = self._living - living
         self._living = living
         self._dead.extend(dead)
-        return {identity: self.engines.bury(identity) + self.detokenizers.bury(identity) for identity in dead}
+        num_given = {identity: self.engines.num_given(identity) for identity in dead}
+        for identity in dead:
+            self.engines.bury(identity)
+            self.detokenizers.bury(identity)
+        return num_given
 
     def is_dead(self, identity: str) -> bool:
         """Whether a message comes from a process that has died since it sent it."""

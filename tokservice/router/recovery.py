@@ -6,6 +6,7 @@ detokenizer; while there is none that they may join they are parked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 
 from tokservice.router.ledger import Ledger
@@ -20,7 +21,6 @@ from tokservice.wire.messages import Abort, Topology
 MAX_BODY_DEATHS = 2  # a body that killed so many workers is not tried again
 MAX_LOSSES = 3  # without a new token: ids that cannot be handed on to living workers are not well-formed
 LOSS_PAUSE_S = 0.01  # then the topology will have settled
-LOSS = "loss"
 
 
 class Recovery:
@@ -34,11 +34,12 @@ class Recovery:
         self._replies = replies
         self._long_body_bytes = long_body_bytes
         self._metrics = metrics
+        self._had_workers_s = -math.inf
 
     def recover(self, topology: Topology, suspects: Collection[Assignment], now_s: float) -> None:
         """Whoever is missing is dead, and what it held begins again elsewhere.
 
-        ``suspects``: what the dead tokenizer workers were working on when they died.
+        ``suspects``: what the dead tokenizer and detokenizer workers were working on when they died.
         """
         dead = self._ledger.deaths({peer.identity for peer in topology.peers})
         for identity in dead:
@@ -51,11 +52,14 @@ class Recovery:
                 # A worker that died between Accepted and Generate: whether the ids were sent cannot be known.
                 unsure = request.tokenizer in dead and not request.has_output
                 if lost or unsure:
+                    killed = lost.difference(topology.left)
                     to_blame = False
-                    for identity in lost.difference(topology.left):
-                        kind = _role(identity)
-                        request.deaths[kind] += 1
-                        to_blame |= request.deaths[kind] >= MAX_DEATHS and dead[identity] == 1
+                    if request.engine in killed:
+                        request.num_engine_deaths += 1
+                        to_blame = request.num_engine_deaths >= MAX_DEATHS and dead[request.engine] == 1
+                    if request.detokenizer in killed and (request.request_id, request.attempt) in suspects:
+                        request.num_detokenizer_deaths += 1
+                        to_blame |= request.num_detokenizer_deaths >= MAX_DEATHS
                     self.park(request, "worker_died", now_s, to_blame=to_blame)
 
     # --- bodies
@@ -100,7 +104,7 @@ class Recovery:
         self._give_up_attempt(request)
         if request.cancelled:
             self._ledger.remove(request)
-        elif to_blame or not request.journal.prepared or request.deaths[LOSS] >= MAX_LOSSES:
+        elif to_blame or not request.journal.prepared or request.num_losses >= MAX_LOSSES:
             self._replies.fail(request, ENGINE_FAILED)
         else:
             self._metrics.add("request_retries_total", reason=reason)
@@ -110,8 +114,8 @@ class Recovery:
     def unpark(self, now_s: float) -> None:
         """Begin what is parked, with the next attempt; suspects first, so that others do not fill what they need."""
         parked = self._ledger.parked.values() if self._ledger.can_run else ()
-        for request in sorted(parked, key=_num_deaths, reverse=True):
-            if request.deaths[LOSS] and now_s - request.parked_s < LOSS_PAUSE_S:
+        for request in sorted(parked, key=lambda request: request.num_engine_deaths, reverse=True):
+            if request.num_losses and now_s - request.parked_s < LOSS_PAUSE_S:
                 continue
             if self._ledger.place_well(request):
                 del self._ledger.parked[request.request_id]
@@ -121,10 +125,14 @@ class Recovery:
             elif not self._ledger.can_run:
                 return
 
-    def expire_parked(self, before_s: float) -> None:
-        """Give up what is parked since before a time."""
-        for request in [item for item in self._ledger.parked.values() if item.parked_s < before_s]:
-            self._replies.fail(request, QUEUE_TIMEOUT)
+    def expire_parked(self, now_s: float, timeout_s: float) -> None:
+        """Give up what has waited so long for an engine or detokenizer that lives; those that only wait for their turn
+        wait as in an engine."""
+        if self._ledger.has_workers:
+            self._had_workers_s = now_s
+        for request in list(self._ledger.parked.values()):
+            if now_s - max(request.parked_s, self._had_workers_s) > timeout_s:
+                self._replies.fail(request, QUEUE_TIMEOUT)
 
     def _give_up_attempt(self, request: Request) -> None:
         """From now on nothing of it counts, whoever it still comes from; the request is at no worker."""
@@ -139,11 +147,3 @@ class Recovery:
         request.state = State.PARKED
         request.tokenizer = ""
         request.has_output = request.undelivered = False
-
-
-def _num_deaths(request: Request) -> int:
-    return max(request.deaths.values(), default=0)
-
-
-def _role(identity: str) -> str:
-    return identity.split(".")[0]

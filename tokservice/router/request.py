@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -85,7 +84,10 @@ class Request:
     engine: str = ""
     detokenizer: str = ""
     journal: Journal = field(default_factory=Journal)
-    deaths: Counter[str] = field(default_factory=Counter)  # since the last new token: engines, detokenizers, losses
+    # Since the last new token:
+    num_engine_deaths: int = 0  # while it was there
+    num_detokenizer_deaths: int = 0  # while that worked on it
+    num_losses: int = 0  # attempts that did not get to living workers
     parked_s: float = 0.0  # since when it is parked
     cancelled: bool = False
     opened: bool = False  # the client has its status and headers

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.helpers import router
-from tokservice.router.placement import MAX_SURPLUS, Workers
+from tokservice.router.placement import MAX_SURPLUS, Engines, Workers
 from tokservice.router.request import Request
 from tokservice.wire.messages import Prepare, Route, Submit
 
 
 def workers(kind: str = "engine", number: int = 4) -> Workers:
-    it = Workers(kind)
+    it = Engines() if kind == "engine" else Workers()
     for slot in range(number):
         it.greet(f"{kind}.{slot}.1")
     return it
@@ -51,10 +51,11 @@ def test_a_busy_engine_is_left() -> None:
 
 
 def test_without_a_name_and_for_detokenizers_the_least_busy_is_taken() -> None:
-    for it, one in ((workers(), request()), (workers("detokenizer"), request("s"))):
+    for kind, one in (("engine", request()), ("detokenizer", request("s"))):
+        it = workers(kind)
         for slot in (0, 1, 3):
-            it.move(one, "", f"{it.kind}.{slot}.1")
-        assert it.choose(one) == f"{it.kind}.2.1"
+            it.move(one, "", f"{kind}.{slot}.1")
+        assert it.choose(one) == f"{kind}.2.1"
 
 
 def test_the_name_of_a_request_s_conversation_decides_where_it_goes() -> None:

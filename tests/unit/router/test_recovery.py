@@ -427,7 +427,7 @@ def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     bench = Bench()
     bench.running("r")
     for incarnation in (2, 3, 4):
-        bench.die(f"detokenizer.0.{incarnation - 1}")
+        bench.die(f"detokenizer.0.{incarnation - 1}", over="r")
         bench.live(f"detokenizer.0.{incarnation}")
     assert bench.end_of("r") == (0, errors.sse_error(errors.ENGINE_FAILED))
     bench.assert_empty()

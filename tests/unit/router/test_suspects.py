@@ -18,13 +18,13 @@ def _die_and_return(bench: Bench, kind: str = "engine") -> None:
     bench.live(f"{kind}.0.{int(worker.split('.')[2]) + 1}")
 
 
-def _suspects(names: str = NAMES, kind: str = "engine") -> Bench:
+def _suspects(names: str = NAMES) -> Bench:
     """All are suspect, and the first of them is on trial."""
     bench = Bench(capacity=8)
     for name in names:
         bench.running(name)
     for _ in range(2):
-        _die_and_return(bench, kind)
+        _die_and_return(bench)
     return bench
 
 
@@ -47,15 +47,31 @@ def test_after_one_death_all_go_on_at_once() -> None:
 
 def test_suspects_are_tried_one_by_one() -> None:
     """A poison took its batch-mates with it: three deaths were counted for all."""
-    for kind in ("engine", "detokenizer"):
-        bench = _suspects(kind=kind)
-        for index, name in enumerate(NAMES):
-            bench.tick(BUSY_TICK_S)
-            assert _at_work(bench) == NAMES[: index + 1]
-            _give_token(bench, name)  # at once the next one is tried
-        for name in NAMES:
-            bench.finish(name, attempt=bench.attempt_of(name))
-        bench.assert_empty()
+    bench = _suspects()
+    for index, name in enumerate(NAMES):
+        bench.tick(BUSY_TICK_S)
+        assert _at_work(bench) == NAMES[: index + 1]
+        _give_token(bench, name)  # at once the next one is tried
+    for name in NAMES:
+        bench.finish(name, attempt=bench.attempt_of(name))
+    bench.assert_empty()
+
+
+def test_a_detokenizer_says_what_it_died_over() -> None:
+    """Requests that had no token yet, since the engine was busy, were given up when a third detokenizer was killed."""
+    bench = Bench(capacity=8)
+    for name in NAMES:
+        bench.running(name)
+    for incarnation in (2, 3, 4):
+        assert _at_work(bench) == NAMES
+        bench.die(f"detokenizer.0.{incarnation - 1}", over="c")
+        bench.live(f"detokenizer.0.{incarnation}")
+    assert b"engine_error" in bench.end_of("c")[1]
+    assert _at_work(bench, "abd") == "abd"
+    for name in "abd":
+        bench.finish(name, attempt=bench.attempt_of(name))
+        assert bench.end_of(name) == (0, b"end")
+    bench.assert_empty()
 
 
 def test_poison_is_given_up_alone() -> None:
@@ -162,6 +178,15 @@ def test_a_request_that_nobody_may_run_waits_no_longer_than_one_for_a_tokenizer(
             assert status == expected
             assert b'"code":"queue_timeout"' in data
             bench.assert_empty()
+
+
+def test_those_that_wait_for_their_turn_wait_as_in_an_engine() -> None:
+    """With an engine busy for minutes they got a 503 because it had died twice before."""
+    bench = _suspects("ab")
+    bench.tick(3000)
+    assert _at_work(bench, "ab") == "a"
+    _give_token(bench, "a")
+    assert _at_work(bench, "ab") == "ab"
 
 
 def test_each_wait_has_its_own_time() -> None:

@@ -144,14 +144,6 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _secure(self, endpoint: str, *, listens: bool) -> None:
-        if endpoint.startswith("ipc://"):
-            return
-        if not isinstance(self._context, CurveContext):
-            self.close()
-            raise ConfigError(f"{endpoint}: only ipc can do without keys")
-        self._context.secure(self.socket, listens=listens)
-
     def _receive_parts(self) -> list[zmq.Frame]:
         """One message. ``recv_multipart`` asks the socket whether more follows; the frame knows, at half the cost."""
         receive = self.socket.recv
@@ -161,6 +153,14 @@ class Channel:
             part = receive(zmq.NOBLOCK, copy=False)
             parts.append(part)
         return parts
+
+    def _secure(self, endpoint: str, *, listens: bool) -> None:
+        if endpoint.startswith("ipc://"):
+            return
+        if not isinstance(self._context, CurveContext):
+            self.close()
+            raise ConfigError(f"{endpoint}: only ipc can do without keys")
+        self._context.secure(self.socket, listens=listens)
 
     def _try_send(self, peer: str, frames: list[Buffer]) -> bool:
         send = self.socket.send

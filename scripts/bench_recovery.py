@@ -17,7 +17,7 @@ import signal
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import psutil
 from _chaos_damage import system, why_not_ready
@@ -46,10 +46,10 @@ async def is_served(target: Target) -> bool:
     return answer.whole and answer.status == 200
 
 
-async def until(condition: object, start_s: float) -> float:
+async def until(condition: Callable[[], Awaitable[bool]], start_s: float) -> float:
     """Seconds until a condition holds. Raises TimeoutError."""
     async with asyncio.timeout(TIMEOUT_S):
-        while not await condition():  # type: ignore[operator]
+        while not await condition():
             await asyncio.sleep(PAUSE_S)
     return time.monotonic() - start_s
 

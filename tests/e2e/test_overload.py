@@ -88,6 +88,28 @@ def test_a_dead_engine_is_noticed_whatever_the_traffic() -> None:
         server.wait_until_status("/ready", 200)
 
 
+def test_refused_requests_leave_no_record(simulated: Server) -> None:
+    """Each request that failed before its dispatch left its record behind, a batch with one bad member all of them:
+    sglang#28380."""
+    too_long = {"prompt": ["fine", "word " * 1_100_000, "fine"]}
+    bad: tuple[dict[str, object], ...] = (
+        {"prompt": "x", "temperature": -1},
+        {"prompt": ["fine", [10**9]]},
+        {"prompt": "x", "n": 2, "stop": [""]},
+        {"prompt": "x", "model": "no-such-model"},
+    )
+
+    def ask(index: int) -> int:
+        request = bad[index % len(bad)] if index else too_long
+        return httpx.post(f"{simulated.url}/v1/completions", json=request, timeout=60, trust_env=False).status_code
+
+    with ThreadPoolExecutor(16) as clients:
+        statuses = Counter(clients.map(ask, range(300)))
+    assert set(statuses) == {400, 404}
+    wait_for(lambda: simulated.gauge("num_requests_unfinished") == 0, what="no record is left")
+    assert simulated.gauge("unfinished_bytes") == 0
+
+
 def _wait_until_not_ready(server: Server) -> str:
     """The reason that is given; at once, that is, long before a heartbeat would be missed."""
 

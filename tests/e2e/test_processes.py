@@ -21,7 +21,8 @@ MUST_NOT_LOAD = {
 
 
 def test_a_process_loads_nothing_that_is_not_its_business(tmp_path: Path) -> None:
-    """The loop's process computes nothing: what could compute is not even in its memory."""
+    """The loop's process computes nothing: what could compute is not even in its memory. And each is an interpreter of
+    its own: a fork after the tokenizer's threads were used could deadlock (transformers#5486)."""
     path = os.pathsep.join([str(ROOT / "tests/helpers/dump_modules"), os.environ.get("PYTHONPATH", "")])
     with running_server(*SIMULATED, env={**os.environ, "DUMP_MODULES_TO": str(tmp_path), "PYTHONPATH": path}) as server:
         with httpx.Client(base_url=server.url, trust_env=False) as http:

@@ -105,7 +105,8 @@ def test_a_message_to_the_dead_is_an_error(context: zmq.Context[Any], endpoint: 
 
 
 def test_a_stalled_receiver_loses_nothing(context: zmq.Context[Any], endpoint: str) -> None:
-    """Past the high-water mark send used to drop or block; what is kept here arrives, in order, once it reads."""
+    """Past the high-water mark send used to drop or block (verifiers#951); what is kept here arrives, in order,
+    once it reads."""
     router, peer = _connected(context, endpoint)
     total = 3 * channels.HIGH_WATER_MARK
     with router, peer:
@@ -262,7 +263,7 @@ def test_large_frames_are_handed_over_without_a_copy(context: zmq.Context[Any], 
 
 
 def test_closing_with_messages_for_a_dead_peer_does_not_hang(context: zmq.Context[Any], endpoint: str) -> None:
-    """Ending a context waits for unsent messages unless every socket's linger is 0."""
+    """Ending a context waits for unsent messages unless every socket's linger is 0: pyzmq#102."""
     own: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     line = push(own, endpoint, "engine.0.1")
     for _ in range(100):

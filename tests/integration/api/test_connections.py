@@ -331,7 +331,8 @@ def test_a_slow_reader_gets_joined_deltas(server: ApiServer) -> None:
 
 @pytest.mark.parametrize("rows", [1, 20])
 def test_a_reader_that_stopped_is_cut_off(server: ApiServer, rows: int) -> None:
-    """Beyond the cap: aborted at the router once, counted once, memory bounded, others unharmed."""
+    """Output queued without bound for a client that stopped reading: codex-lb#2266. Beyond the cap: aborted at the
+    router once, counted once, memory bounded, others unharmed."""
     with server.connect(small_buffers=True) as slow, server.connect() as quick:
         slow_stream, quick_stream = start_stream(server, slow), start_stream(server, quick, 2)
         for number in range(20_000 // rows):

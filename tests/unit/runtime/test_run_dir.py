@@ -43,6 +43,7 @@ def test_it_goes_even_when_the_start_fails(base: Path) -> None:
 
 
 def test_two_servers_never_share(base: Path) -> None:
+    """Two servers on a host took over each other's sockets: smg#2076."""
     with run_directory("") as first, run_directory("") as second:
         assert first != second
         assert first.is_dir()
@@ -69,6 +70,7 @@ def _left_by_a_killed_run(base: Path) -> Path:
 
 
 def test_the_folder_of_a_killed_run_is_removed_by_the_next(base: Path) -> None:
+    """The sockets of a dead run were in the way of the next: smg#2076."""
     stale = _left_by_a_killed_run(base)
     (stale / "supervisor").touch()
     with run_directory(""):

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 Linear = Callable[[Tensor], Tensor]  # (num_rows, in_features) float -> (num_rows, out_features); may round to bfloat16
 
 CPU_FORMATS = ("bfloat16", "float16", "float32", "int8")
-FEW_ROWS = 4
+FEW_ROWS = 8
 SMALL_MATRIX = 2**22  # elements
 _ONEDNN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

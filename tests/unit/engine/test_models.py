@@ -100,7 +100,7 @@ def test_logits_equal_transformers(
     ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
 )
 def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_format: str, tolerance: float) -> None:
-    logits = logits_of(load("qwen2", weight_format), [60, 1, 4, 5, 80], 1)  # kernels may differ by the number of rows
+    logits = logits_of(load("qwen2", weight_format), [60, 1, 8, 9, 72], 1)  # kernels differ by the number of rows
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance

@@ -103,6 +103,22 @@ def test_gone_before_a_tokenizer_has_looked_at_it(server: Server) -> None:
     assert server.gauge("engine_generation_tokens_total") - before < 100
 
 
+def test_gone_before_the_engine_has_read_of_it(server: Server) -> None:
+    """The abort and the request wait in two inboxes of the engine: whichever it reads first, it runs nothing."""
+    prompts, tokens = server.gauge("prompt_tokens_total"), server.gauge("engine_generation_tokens_total")
+    pid = server.pid("engine")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with connect(server) as client:
+            client.send(post(body())).read_head()
+            wait_for(lambda: server.gauge("prompt_tokens_total") > prompts, what="it is on its way to the engine")
+        wait_for(lambda: server.gauge("unfinished_bytes") == 0, what="the router knows that the client has gone")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    wait_for(lambda: is_idle(server), 5.0, "nothing is left")
+    assert server.gauge("engine_generation_tokens_total") - tokens < 100
+
+
 def test_hundreds_of_clients_leave_at_any_moment(server: Server) -> None:
     """The record of a request went before its abort, so that the engine decoded on for nobody and every further token
     was a line in the log: sglang#36333. A disconnect took a process with it: sglang#39216."""

@@ -174,7 +174,7 @@ class EngineConfig:
     device: str = "auto"  # auto: cuda where there is one, else cpu
     threads: int = 0  # of torch on a CPU; 0: this engine's share of the cores, of four or more all but one
     deterministic: bool = False  # on a CPU: a request's ids never depend on its batch-mates
-    weight_format: str = "auto"  # on a CPU: auto, bfloat16, float16, float32, int8
+    weight_format: str = "auto"  # on a CPU: float32, bfloat16, float16, int8; auto: bfloat16 where fast, else float16
     max_num_seqs: int = 64  # choices that run at once
     max_num_batched_tokens: int = 0  # tokens of one step, over all choices; 0: 256 on a CPU, 4096 on a GPU
     block_size: int = 0  # tokens of one KV cache block; 0: 64 on a CPU, 256 on a GPU

@@ -426,7 +426,7 @@ def test_a_half_closed_client_that_does_not_read(server: ApiServer) -> None:
     """Closing in order would wait for it to read, a minute long, while the engine works for nobody."""
     client = server.connect(small_buffers=True)
     upload = start_stream(server, client)
-    for number in range(60):
+    for number in range(30):
         server.router.event(upload, event(number, 8000))
     connection = server.connection_of(client)
     wait_for(lambda: server.call(lambda: not connection._writing), what="bytes wait for the client")

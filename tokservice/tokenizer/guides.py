@@ -23,6 +23,7 @@ MAX_GUIDE_BYTES = 32 * 1024
 MAX_GRAMMAR_SYMBOLS = 10_000  # a short schema can stand for a huge grammar; so many take some 0.1 s to compile
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
+MASK_LEXER_FUEL = 20_000  # bounds the work for the one mask that is made here
 
 
 class Guide(NamedTuple):
@@ -55,11 +56,26 @@ def checked(guide: Guide) -> Guide:
         grammar, text = _compiled(llguidance, guide)
         limits = llguidance.LLParserLimits(max_grammar_size=MAX_GRAMMAR_SYMBOLS, verbose_errors=False)
         fault = llguidance.LLMatcher.validate_grammar(grammar, None, limits=limits)
+        if not fault and _leads_nowhere(llguidance, grammar):
+            fault = "no output can follow it."
     except Exception as error:  # the library raises whatever its parsers raise
         fault, text = str(error), ""
     if fault:
         raise _invalid(f"Invalid '{guide.param}': {fault[:300]}", guide.param)
     return guide._replace(text=text)
+
+
+def _leads_nowhere(llguidance: Any, grammar: str) -> bool:
+    """Whether a grammar that is well formed has no first byte, nor an end: found with a tokenizer of single bytes.
+
+    A grammar that names tokens of the model's own is left to the engine, which has them.
+    """
+    limits = llguidance.LLParserLimits(step_lexer_fuel=MASK_LEXER_FUEL, verbose_errors=False)
+    matcher = llguidance.LLMatcher(llguidance.LLTokenizer("byte"), grammar, log_level=0, limits=limits)
+    if matcher.is_error():
+        return False
+    matcher.compute_bitmask()
+    return bool(matcher.is_error())
 
 
 def _compiled(llguidance: Any, guide: Guide) -> tuple[str, str]:

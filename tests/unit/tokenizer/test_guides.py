@@ -76,6 +76,19 @@ def test_a_short_schema_of_a_huge_grammar_is_refused() -> None:
     assert guide(guided_json={"allOf": cross[:6]}) is not None
 
 
+@pytest.mark.parametrize("grammar", ["start: start", "start: a\na: b\nb: a", "start: /[^\\s\\S]/"])
+def test_a_grammar_that_no_output_can_follow_is_refused(grammar: str) -> None:
+    """It is well formed, so it passed, and the engine gave the request up: a 500."""
+    with pytest.raises(RequestError, match="no output can follow it") as caught:
+        guide(guided_grammar=grammar)
+    assert caught.value.param == "guided_grammar"
+
+
+@pytest.mark.parametrize("grammar", ['start: ""', 'start: "a" <|im_end|>', "start: <[5000]>", 'start: start "a" | "a"'])
+def test_a_grammar_is_not_refused_for_what_a_tokenizer_of_bytes_lacks(grammar: str) -> None:
+    assert guide(guided_grammar=grammar) == Guide("grammar", grammar, "guided_grammar")
+
+
 def test_raw_parts_of_a_body_may_hold_anything() -> None:
     """Raw fields are not decoded with the body: invalid UTF-8 in one got past the reader."""
     for raw in (b'{"a":"\xff"}', b'"\xff"'):

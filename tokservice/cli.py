@@ -19,7 +19,7 @@ import setproctitle
 import tokservice
 from tokservice.models.resolve import resolve_model, served_name
 from tokservice.protocol.api_pages import api_pages
-from tokservice.runtime.config import Config, resolve
+from tokservice.runtime.config import ApiConfig, Config, resolve
 from tokservice.runtime.logs import set_up_logging
 from tokservice.runtime.process import EXIT_CANNOT_START
 from tokservice.runtime.run_dir import run_directory
@@ -33,32 +33,39 @@ API_KEYS_FOR_CHILD = "TOKSERVICE_API_KEYS"
 
 def _origins(text: str) -> Any:
     """A JSON list, or one origin as it is; ``ApiConfig`` checks them."""
-    return json.loads(text) if text.startswith("[") else [text]
+    if not text.startswith("["):
+        return [text]
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON list: {error}") from error
 
 
-# The usual flags, and the configuration keys that they set.
-FLAGS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "--model": ("model.path", str, "the default model's name, a folder, or a Hub id"),
-    "--served-model-name": ("model.served_name", str, "name of the model in the API"),
-    "--max-model-len": ("model.max_model_len", int, "prompt and output tokens of one sequence"),
-    "--dtype": ("model.dtype", str, "auto, float32, bfloat16 or float16"),
-    "--chat-template": ("model.chat_template", str, "a Jinja file that replaces the model's own"),
-    "--host": ("api.host", str, "address to listen on"),
-    "--port": ("api.port", int, "port to listen on; 0 takes a free one"),
-    "--ssl-certfile": ("api.ssl_certfile", str, "PEM certificate: serve HTTPS"),
-    "--ssl-keyfile": ("api.ssl_keyfile", str, "its PEM key"),
+# The usual flags: the configuration keys that they set, and how the help shows them.
+FLAGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
+    "--model": ("model.path", str, "PATH_OR_ID", "a folder, a Hub id, or the default model's name"),
+    "--served-model-name": ("model.served_name", str, "NAME", "name of the model in the API"),
+    "--max-model-len": ("model.max_model_len", int, "N", "prompt and output tokens of one sequence"),
+    "--dtype": ("model.dtype", str, "DTYPE", "auto, float32, bfloat16 or float16"),
+    "--chat-template": ("model.chat_template", str, "FILE", "a Jinja file that replaces the model's own"),
+    "--host": ("api.host", str, "HOST", f"address to listen on; default: {ApiConfig().host}"),
+    "--port": ("api.port", int, "PORT", f"port to listen on; default: {ApiConfig().port}; 0 takes a free one"),
+    "--ssl-certfile": ("api.ssl_certfile", str, "FILE", "PEM certificate: serve HTTPS"),
+    "--ssl-keyfile": ("api.ssl_keyfile", str, "FILE", "its PEM key"),
     "--ssl-ca-certs": (
         "api.ssl_ca_certs",
         str,
+        "FILE",
         "PEM authorities, which must have signed clients' certificates",
     ),
-    "--allowed-origins": ("api.allowed_origins", _origins, "web pages that may call: * or a JSON list"),
+    "--allowed-origins": ("api.allowed_origins", _origins, "ORIGINS", "web pages that may call: * or a JSON list"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the ``tokservice`` command. Returns the exit code: 0 clean, 3 cannot start."""
     arguments = _parser().parse_args(argv)
+    setproctitle.setproctitle("tokservice: launcher")  # it finds no room once a key has left the environment
     try:
         config = _resolve(arguments)
         keys = _api_keys(arguments)
@@ -69,14 +76,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_START
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until the supervisor takes over
     set_up_logging("launcher", config.runtime.log_level)
-    setproctitle.setproctitle("tokservice: launcher")
     try:
         port_guard, config = _reserve_port(config)
         with closing(port_guard), run_directory(config.runtime.run_dir) as run_dir:
             config = _with_model(config)
             environment = {API_KEYS_FOR_CHILD: " ".join(keys)} if keys else {}
             supervisor = Supervisor(config, run_dir, environment, api_pages(tokservice.__version__))
-            return supervisor.run(lambda supervisor: _print_banner(config, supervisor))
+            return supervisor.run(lambda supervisor: _print_banner(config, supervisor, needs_key=bool(keys)))
     except (ConfigError, StartupError) as error:
         print(f"tokservice: {error}", file=sys.stderr)
         return EXIT_CANNOT_START
@@ -89,26 +95,32 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"tokservice {tokservice.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="start every process and serve the OpenAI API")
-    serve.add_argument("--config", type=Path, help="a TOML file, see configs/")
+    serve.add_argument("--config", type=Path, metavar="FILE", help="a TOML file like configs/default.toml")
     serve.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="SECTION.KEY=VALUE", help="any other setting"
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="any setting of configs/default.toml; once for each",
     )
-    serve.add_argument("--api-key-file", type=Path, help="clients need one of the keys in this file, one on each line")
+    serve.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="clients need one of the keys in this file, one on each line"
+    )
     serve.add_argument(
         "--api-key",
         action="append",
         default=[],
+        metavar="KEY",
         help=f"the same, seen by all in the process list; or {API_KEY_VARIABLE}",
     )
-    for flag, (key, kind, text) in FLAGS.items():
-        serve.add_argument(flag, dest=key, type=kind, help=text)
+    for flag, (key, kind, metavar, text) in FLAGS.items():
+        serve.add_argument(flag, dest=key, type=kind, metavar=metavar, help=text)
     return parser
 
 
 def _resolve(arguments: argparse.Namespace) -> Config:
-    given: dict[str, Any] = {
-        key: value for key, _, _ in FLAGS.values() if (value := getattr(arguments, key)) is not None
-    }
+    given: dict[str, Any] = {key: value for key, *_ in FLAGS.values() if (value := getattr(arguments, key)) is not None}
     return resolve(arguments.config, arguments.settings, given)
 
 
@@ -155,17 +167,19 @@ def _with_model(config: Config) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(model, path=path, served_name=name))
 
 
-def _print_banner(config: Config, supervisor: Supervisor) -> None:
+def _print_banner(config: Config, supervisor: Supervisor, *, needs_key: bool) -> None:
     host = f"[{config.api.host}]" if ":" in config.api.host else config.api.host
     url = f"{'https' if config.api.ssl_certfile else 'http'}://{host}:{config.api.port}"
     body = f'{{"model": "{config.model.served_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
     lines = [f"\ntokservice {tokservice.__version__} is ready at {url}   (model {config.model.served_name})\n"]
+    lines += [f"  {'launcher':<12}    pid {os.getpid()}"]
     lines += [
         f"  {child.role.label:<12} {child.slot}  pid {child.process.pid}"
         for child in supervisor.children
         if child.process is not None
     ]
-    lines += [f"\n  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n    -d '{body}'\n"]
+    key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
+    lines += [f"\n  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d '{body}'\n"]
     print("\n".join(lines), flush=True)
 
 

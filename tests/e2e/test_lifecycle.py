@@ -97,6 +97,7 @@ def test_two_servers_never_share_a_port() -> None:
         (("--set", "nonsense"), "nonsense: expected section.key=value"),
         (("--config", "/no/such.toml"), "cannot read /no/such.toml"),
         (("--set", "api.port=many"), "api.port: expected int, got 'many'"),
+        (("--allowed-origins", "chat.example"), "'chat.example' is not an origin as browsers name it"),
     ],
 )
 def test_a_bad_setting_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:
@@ -143,13 +144,8 @@ def test_a_long_temporary_folder_does_not_matter(tmp_path: Path) -> None:
 def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
     """SIGTERM cut running streams at once: vllm#24885."""
     with running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server:
-        body = {"prompt": "hello", "max_tokens": 40, "stream": True}
-        with (
-            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
-            http.stream("POST", "/v1/completions", json=body) as response,
-        ):
-            lines = response.iter_lines()
-            next(lines)
+        body = {"prompt": "hello", "max_tokens": 40}
+        with server.begun_stream(body) as lines:
             server.process.terminate()
             late = wait_for(
                 lambda: (
@@ -169,31 +165,21 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
 
 
 def test_a_second_signal_forces() -> None:
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=100") as server:
-        body = {"prompt": "hello", "max_tokens": 10_000, "stream": True}
-        with (
-            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
-            http.stream("POST", "/v1/completions", json=body) as response,
-        ):
-            lines = response.iter_lines()
-            next(lines)
-            server.process.terminate()
-            server.wait_until_status("/ready", 503)
-            server.process.terminate()
-            assert server.process.wait(5) == 1
-            with pytest.raises(httpx.RemoteProtocolError):
-                list(lines)
+    with (
+        running_server(*SIMULATED, "--set", "simulated.step_ms=100") as server,
+        server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines,
+    ):
+        server.process.terminate()
+        server.wait_until_status("/ready", 503)
+        server.process.terminate()
+        assert server.process.wait(5) == 1
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
 
 
 def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
     with running_server(*SIMULATED, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1") as server:
-        body = {"prompt": "hello", "max_tokens": 10_000, "stream": True}
-        with (
-            httpx.Client(base_url=server.url, timeout=30, trust_env=False) as http,
-            http.stream("POST", "/v1/completions", json=body) as response,
-        ):
-            lines = response.iter_lines()
-            next(lines)
+        with server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines:
             server.process.terminate()
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
@@ -201,17 +187,21 @@ def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
         assert server.process.wait(20) == 0
 
 
-def test_api_keys_come_from_a_file_and_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+def test_api_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+    """Without the variable that held a key, the launcher found no room for its title."""
     keys = tmp_path / "keys"
     keys.write_text("first-secret\nsecond-secret\n")
-    with running_server(*SIMULATED, "--api-key-file", str(keys)) as server:
+    environment = {**os.environ, "TOKSERVICE_API_KEY": "third-secret"}
+    with running_server(*SIMULATED, "--api-key-file", str(keys), env=environment) as server:
+        assert server.process.cmdline()[0] == "tokservice: launcher"
+        assert "-H 'Authorization: Bearer KEY'" in server.log
         with httpx.Client(base_url=server.url, trust_env=False) as http:
             body = {"prompt": "hi", "max_tokens": 1}
             refused = http.post("/v1/completions", json=body)
             assert refused.status_code == 401
             assert refused.json()["error"]["code"] == "invalid_api_key"
             assert http.get("/v1/models", headers={"authorization": "Bearer first-secre"}).status_code == 401
-            for key in ("first-secret", "second-secret"):
+            for key in ("first-secret", "second-secret", "third-secret"):
                 authorization = {"authorization": f"Bearer {key}"}
                 assert http.post("/v1/completions", json=body, headers=authorization).status_code == 200
             for path in ("/health", "/ready", "/metrics", "/version"):

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -100,6 +101,17 @@ class Server:
         """The value of a metric without labels, as the supervisor's page has it now."""
         match = re.search(rf"^tokservice_{name}(?:\{{[^}}]*\}})? (\S+)$", self.metrics(), re.MULTILINE)
         return float(match[1]) if match else 0.0
+
+    @contextmanager
+    def begun_stream(self, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """The further lines of a streamed completion, once the first one has come."""
+        body = {**body, "stream": True}
+        with httpx.stream(
+            "POST", f"{self.url}/v1/completions", json=body, timeout=30, trust_env=False, verify=self.verify
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            yield lines
 
     def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
         """End it with a signal; the exit code. Fails where a process or a socket stays behind."""

@@ -240,8 +240,13 @@ class Supervisor:
             child.start_at_s = now_s + pause_s
             self._metrics.add("process_restarts_total", role=child.role.label)
             child.last_end = self._reason(child)
-            log.warning(
-                "process ended identity=%s reason=%r restart_in_s=%.1f", child.identity, child.last_end, pause_s
+            was_told_to = child.process is not None and child.process.returncode == 0
+            log.log(
+                logging.INFO if was_told_to else logging.WARNING,
+                "process ended identity=%s reason=%r restart_in_s=%.1f",
+                child.identity,
+                child.last_end,
+                pause_s,
             )
         for path in self._run_dir.glob(f"{child.identity}.*"):
             if path.is_socket():  # a killed process could not remove it, and its address is never used again

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import httpx
+import openai
 import pytest
 
 from tests.helpers.loopback_only import loopback_only
 from tests.helpers.server import SIMULATED, Server, running_server
 
-__all__ = ["client", "default_model", "loopback_only", "simulated"]
+__all__ = ["api", "client", "default_model", "loopback_only", "model", "simulated"]
 
 
 @pytest.fixture(scope="session")
@@ -32,3 +33,16 @@ def client(simulated: Server) -> Iterator[httpx.Client]:
     """HTTP to the simulated system."""
     with httpx.Client(base_url=simulated.url, timeout=30, trust_env=False) as http:
         yield http
+
+
+@pytest.fixture
+def api(default_model: Server) -> Iterator[openai.OpenAI]:
+    """The openai package against the default model."""
+    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        yield client
+
+
+@pytest.fixture
+def model(api: openai.OpenAI) -> str:
+    """The name of the default model, as a client finds it."""
+    return api.models.list().data[0].id

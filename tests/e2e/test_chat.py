@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
-from tests.helpers.server import Server, running_server
+from tests.helpers.server import running_server
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -29,17 +28,6 @@ WEATHER: Any = {
 }
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
-
-
-@pytest.fixture
-def api(default_model: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        yield client
-
-
-@pytest.fixture
-def model(api: openai.OpenAI) -> str:
-    return api.models.list().data[0].id
 
 
 def test_logprobs_have_the_bytes_of_the_content(api: openai.OpenAI, model: str) -> None:

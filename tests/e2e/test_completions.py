@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -20,17 +19,6 @@ from tests.helpers.wait import wait_for
 pytestmark = pytest.mark.timeout(300)
 
 FRANCE = "The capital of France is"
-
-
-@pytest.fixture
-def api(default_model: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        yield client
-
-
-@pytest.fixture
-def model(api: openai.OpenAI) -> str:
-    return api.models.list().data[0].id
 
 
 def test_echo_scores_a_prompt_as_evaluation_tools_do(api: openai.OpenAI, model: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import openai
 import pytest
@@ -14,17 +12,6 @@ from tests.helpers.wait import wait_for
 pytestmark = pytest.mark.timeout(300)
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-@pytest.fixture
-def api(default_model: Server) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        yield client
-
-
-@pytest.fixture
-def model(api: openai.OpenAI) -> str:
-    return api.models.list().data[0].id
 
 
 def test_the_model_is_listed_with_its_context(api: openai.OpenAI, model: str) -> None:

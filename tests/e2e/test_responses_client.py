@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -45,12 +44,6 @@ class Capital(BaseModel):
 
 def client_of(server: Server) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-@pytest.fixture
-def api(default_model: Server) -> Iterator[openai.OpenAI]:
-    with client_of(default_model) as client:
-        yield client
 
 
 def strictly(response: Any) -> Response:

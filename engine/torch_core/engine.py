@@ -158,13 +158,13 @@ class TorchEngine:
         """Schedule the requests whose guides are compiled by now."""
         for sequences, guides in self._guides.ready():
             if isinstance(guides, RequestRefused):
-                # The tokenizer worker compiled it before: a fault of ours, but this request's alone.
-                log.error("guide refused request_id=%s reason=%s", sequences[0].request_id, guides)
+                # The tokenizer worker took it for a grammar, but cannot know what it costs with this vocabulary.
+                log.warning("guide refused request_id=%s reason=%s", sequences[0].request_id, guides)
             for index, sequence in enumerate(sequences):
                 if sequence.status is Status.FINISHED:  # aborted meanwhile
                     continue
                 if isinstance(guides, RequestRefused):
-                    self._ended.append(self._end(sequence, (), FinishReason.ERROR))
+                    self._ended.append(self._end(sequence, (), FinishReason.GUIDE_FAILED))
                 else:
                     self._scheduler.add(sequence)
                     self._sampler.set_guide(sequence, guides[index])
@@ -195,7 +195,7 @@ class TorchEngine:
                 outputs.append(self._end(sequence, (), FinishReason.LENGTH))
             elif not tokens.valid[row]:
                 log.warning("no token can follow request_id=%s choice=%d", sequence.request_id, sequence.choice)
-                outputs.append(self._end(sequence, (), FinishReason.ERROR))
+                outputs.append(self._end(sequence, (), _no_token_reason(sequence)))
             else:
                 outputs.append(self._advance(sequence, int(tokens.token_ids[row]), tokens.logprobs.get(row)))
         return outputs
@@ -209,7 +209,7 @@ class TorchEngine:
                 self._sampler.accept(sequence, token)
             except GuideFailed as error:
                 log.warning("guide failed request_id=%s error=%s", sequence.request_id, error)
-                reason = FinishReason.ERROR
+                reason = FinishReason.GUIDE_FAILED
         if reason is FinishReason.RUNNING:
             return self._output(sequence, (token,), reason, logprobs)
         return self._end(sequence, (token,), reason, logprobs)
@@ -274,6 +274,11 @@ class TorchEngine:
                 scored = prompt_logprobs(logits, targets, sequence.sampling.num_prompt_logprobs)
                 self._prompt_logprobs[sequence].append(scored)
             sequence.wants_prompt_logprobs = chunk.end < sequence.num_prompt_tokens
+
+
+def _no_token_reason(sequence: Sequence) -> FinishReason:
+    """Why no token can follow: a guide may allow none, or have grown too complex to say."""
+    return FinishReason.GUIDE_FAILED if sequence.sampling.guide_kind else FinishReason.ERROR
 
 
 def _joined(parts: list[Logprobs]) -> Logprobs:

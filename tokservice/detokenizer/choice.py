@@ -15,6 +15,8 @@ from tokservice.detokenizer.text_stream import TextStream
 from tokservice.detokenizer.token_log import TokenLog
 from tokservice.wire.messages import FinishReason
 
+WORDLESS = frozenset({FinishReason.ABORT, FinishReason.ERROR, FinishReason.GUIDE_FAILED})  # ends that show no text
+
 
 class ChoiceText:
     """The text of one choice, and how it ended."""
@@ -55,10 +57,10 @@ class ChoiceText:
 
         ``rows``: their logprobs, where the log takes any.
         The last token of a STOP is an eos or stop token: its text is shown only with ``include_stop``. But if
-        it completes a stop string, that one ends the text, as it would anywhere else. ABORT and ERROR end the
+        it completes a stop string, that one ends the text, as it would anywhere else. ABORT and failures end the
         choice without a word.
         """
-        if finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if finish_reason in WORDLESS:
             self.finish_reason = finish_reason
             return ""
         if self._log is not None:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tokservice.detokenizer import stop
-from tokservice.detokenizer.choice import ChoiceText
+from tokservice.detokenizer.choice import WORDLESS, ChoiceText
 from tokservice.detokenizer.detail import Detail, detail, needs_detail, needs_log
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.text_stream import TextStream
@@ -22,10 +22,11 @@ from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
 from tokservice.protocol.responses import response_format
 from tokservice.wire.codec import MAX_CHOICES
-from tokservice.wire.errors import ENGINE_FAILED, WireError
+from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, RequestError, WireError
 from tokservice.wire.messages import FinishReason, Route
 
 OK = 200
+FAILURES = {FinishReason.ERROR: ENGINE_FAILED, FinishReason.GUIDE_FAILED: GUIDE_FAILED}
 
 
 class Fed(NamedTuple):
@@ -127,8 +128,8 @@ class Responder:
         if not text.finish_reason:
             return fed
         self._num_running -= 1
-        if text.finish_reason == FinishReason.ERROR:
-            return self._fail(fed)
+        if text.finish_reason in FAILURES:
+            return self._fail(fed, FAILURES[text.finish_reason])
         return self._close(fed) if self._num_running == 0 else fed
 
     # --- the journal
@@ -201,7 +202,7 @@ class Responder:
         finish = text.finish_reason
         if self._is_bare and shown and not finish and self._shown[choice]:  # most tokens
             return self._format.delta(choice, shown)
-        if finish in (FinishReason.ABORT, FinishReason.ERROR):
+        if finish in WORDLESS:
             return b""
         if self._details:
             piece = self._details[choice].piece(text, shown)
@@ -228,12 +229,12 @@ class Responder:
         pieces = [merged(parts) for parts in self._pieces]
         return fed._replace(data=self._format.body(pieces, self._usage()), status=OK, last=True)
 
-    def _fail(self, fed: Fed) -> Fed:
+    def _fail(self, fed: Fed, error: RequestError) -> Fed:
         """The engine gave up on one choice: the whole response ends."""
         self._over = True
         if self._context.stream:
-            return fed._replace(data=fed.data + self._format.failure(ENGINE_FAILED), last=True)
-        return fed._replace(data=ENGINE_FAILED.body(self._context.route), status=ENGINE_FAILED.status, last=True)
+            return fed._replace(data=fed.data + self._format.failure(error), last=True)
+        return fed._replace(data=error.body(self._context.route), status=error.status, last=True)
 
     def _usage(self) -> Usage:
         num_output_tokens = sum(text.num_tokens for text in self._choices)

@@ -124,7 +124,7 @@ class ResponsesApiFormat:
             "object": "response",
             "created_at": self._context.created,
             "status": status,
-            "error": error and {"code": "server_error", "message": error.message},
+            "error": error and {"code": _failure_code(error), "message": error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._context.model,
             "output": self._output,
@@ -205,3 +205,8 @@ class ResponsesApiFormat:
     def _event(self, kind: bytes, fields: bytes) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (kind, kind, number, fields)
+
+
+def _failure_code(error: RequestError) -> str:
+    """One of those that the API knows."""
+    return "server_error" if error.status >= 500 else "invalid_prompt"

@@ -120,6 +120,10 @@ BAD_HTTP = RequestError("The request is not valid HTTP/1.1.", 400, code="bad_htt
 CLIENT_GONE = RequestError("The client closed the connection.", 499, code="client_closed")
 INTERNAL = _server_error(500, "Internal error.", "internal_error")
 POISON = _server_error(500, "Processing this request ended its worker twice: it is not tried again.", "quarantined")
+GUIDE_FAILED = RequestError(
+    "The output cannot follow the schema, expression or grammar of this request: too complex, or no token is left.",
+    code="guide_failed",
+)
 ENGINE_FAILED = _server_error(500, "The engine failed on this request.", "engine_error")
 ROUTER_LOST = _server_error(500, "The router restarted: send the request again.", "router_restarted")
 NOT_READY = _server_error(503, "The server is not ready yet: try again later.", "not_ready", "service_unavailable")

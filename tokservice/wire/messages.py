@@ -64,6 +64,7 @@ class FinishReason(IntEnum):
     LENGTH = 2  # max_tokens or the context length
     ABORT = 3  # nobody wants it any more
     ERROR = 4  # the engine could not go on
+    GUIDE_FAILED = 5  # it could not go on with the request's guide, for whose sake alone the choice ends
 
 
 class ReadyFlags(IntEnum):

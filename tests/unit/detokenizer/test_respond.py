@@ -10,7 +10,7 @@ from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.wire.errors import ENGINE_FAILED, WireError, sse_error
+from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, WireError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
 RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LENGTH
@@ -163,6 +163,16 @@ def test_an_engine_failure_is_told_to_the_client() -> None:
     assert made.feed(1, [A], RUNNING) == Fed(1)
     plain = responder(stream=False).feed(0, [], FinishReason.ERROR)
     assert (plain.data, plain.status, plain.last) == (ENGINE_FAILED.body(), 500, True)
+
+
+def test_a_guide_that_cannot_be_followed_is_an_error_of_the_request() -> None:
+    made = responder()
+    made.feed(0, [A], RUNNING)
+    assert made.feed(0, [], FinishReason.GUIDE_FAILED).data == sse_error(GUIDE_FAILED)
+    plain = responder(stream=False).feed(0, [], FinishReason.GUIDE_FAILED)
+    assert (plain.data, plain.status, plain.last) == (GUIDE_FAILED.body(), 400, True)
+    made = responder(route=Route.RESPONSES, response_id="resp_1", repeated=b'{"store":false}')
+    assert b'"error":{"code":"invalid_prompt"' in made.feed(0, [], FinishReason.GUIDE_FAILED).data
 
 
 @pytest.mark.parametrize("tokens", [[], [A]])

@@ -80,7 +80,9 @@ def test_bad_guides_end_their_request_alone(engine: EngineCore, tokenizer: Token
     engine.add(request("mate", [5, 6, 7], max_tokens=3, ignore_eos=True))
     engine.add(guided(tokenizer, kind, guide, n=2))
     outputs = drain(engine)
-    assert [(o.token_ids, o.finish_reason) for o in outputs if o.request_id == "r"] == [((), FinishReason.ERROR)] * 2
+    assert [(o.token_ids, o.finish_reason) for o in outputs if o.request_id == "r"] == [
+        ((), FinishReason.GUIDE_FAILED)
+    ] * 2
     assert len(ids_of(outputs, "mate")) == 3
     assert_empty(engine)
 
@@ -89,7 +91,20 @@ def test_journal_that_breaks_the_guide_ends_its_request_alone(engine: EngineCore
     one = guided(tokenizer, "regex", "[0-9]+")
     journal = (np.array(tokenizer.encode("letters").ids, np.uint32),)
     engine.add(EngineRequest("r", 2, one.sampling, one.prompts, journal))
-    assert [output.finish_reason for output in drain(engine)] == [FinishReason.ERROR]
+    assert [output.finish_reason for output in drain(engine)] == [FinishReason.GUIDE_FAILED]
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("regex", ["a{1000000}", "(.{0,40}[aeiou]){50}"])
+def test_a_guide_that_grows_too_complex_is_not_our_failure(
+    engine: EngineCore, tokenizer: Tokenizer, regex: str
+) -> None:
+    """It was a 500, which official clients send again, and again."""
+    engine.add(request("mate", [5, 6, 7], max_tokens=3, ignore_eos=True))
+    engine.add(guided(tokenizer, "regex", regex))
+    outputs = drain(engine)
+    assert outputs[-1].finish_reason is FinishReason.GUIDE_FAILED
+    assert len(ids_of(outputs, "mate")) == 3
     assert_empty(engine)
 
 

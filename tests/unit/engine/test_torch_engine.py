@@ -125,7 +125,7 @@ def test_refused_requests_leave_nothing_and_harm_nobody(engine: EngineCore) -> N
     engine.add(request("guided", PROMPT, guide_kind="regex", guide="("))  # known to be bad only a moment later
     outputs += drain(engine)
     assert ids_of(outputs, "mate") == plain
-    assert [o.finish_reason for o in outputs if o.request_id != "mate"] == [FinishReason.ERROR]
+    assert [o.finish_reason for o in outputs if o.request_id != "mate"] == [FinishReason.GUIDE_FAILED]
     assert_empty(engine)
 
 

@@ -60,9 +60,9 @@ class ToolResultBlock(msgspec.Struct, tag_field="type", tag="tool_result", forbi
 
 
 class InputMessage(msgspec.Struct, forbid_unknown_fields=True):
-    """One message of a conversation. The answer continues a last one of the assistant."""
+    """One message of a conversation. The answer continues a last one of the assistant; "system" holds text alone."""
 
-    role: typing.Literal["user", "assistant"]
+    role: typing.Literal["user", "assistant", "system"]
     content: str | list[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock]
 
 

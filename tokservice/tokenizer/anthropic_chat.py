@@ -73,6 +73,8 @@ def _messages(place: int, message: InputMessage) -> list[Message]:
         return [Message(role=message.role, content=message.content)]
     if message.role == "assistant":
         return [_assistant_message(place, message)]
+    if message.role == "system":
+        return [_system_message(place, message.content)]
     messages: list[Message] = []
     texts: list[TextBlock] = []
     for block in message.content:
@@ -87,6 +89,15 @@ def _messages(place: int, message: InputMessage) -> list[Message]:
             case _:
                 raise _misplaced(place, block)
     return [*messages, *_user_message(texts)] or [Message(role="user", content="")]
+
+
+def _system_message(place: int, content: Sequence[object]) -> Message:
+    texts = []
+    for block in content:
+        if not isinstance(block, TextBlock):
+            raise _misplaced(place, block)
+        texts.append(block)
+    return Message(role="system", content=_text(texts))
 
 
 def _user_message(texts: list[TextBlock]) -> list[Message]:

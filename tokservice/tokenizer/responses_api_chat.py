@@ -51,7 +51,7 @@ def chat_body(body: ResponsesBody, *, reasons: bool, knows_effort: bool) -> Chat
     ``reasons``: the model's thoughts are told apart; ``knows_effort``: its template has a variable for the effort.
     """
     items = None if isinstance(body.input, str) else [_item(place, raw) for place, raw in enumerate(body.input)]
-    wants_logprobs = bool(body.include)
+    wants_logprobs = "message.output_text.logprobs" in (body.include or ())  # thoughts are there in any case, in plain
     if body.top_logprobs and not wants_logprobs:
         raise _invalid("'top_logprobs' needs 'include': [\"message.output_text.logprobs\"].", "top_logprobs")
     if wants_logprobs and (reasons or (body.tools and body.tool_choice != "none")):

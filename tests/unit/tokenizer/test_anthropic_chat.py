@@ -33,6 +33,15 @@ def test_texts_join_and_the_system_prompt_comes_first() -> None:
     assert not body.continue_final_message
 
 
+def test_a_system_message_stays_where_it_stands() -> None:
+    """Recent clients put some among the messages, and all that they sent was a 400: vllm#44000."""
+    turns = [*BODY["messages"], {"role": "system", "content": [text("be "), text("brief")]}]
+    body = chat(system="a", messages=[{"role": "system", "content": "b"}, *turns])
+    wanted = [Message("system", "a"), Message("system", "b"), Message("user", "hi"), Message("system", "be brief")]
+    assert body.messages == wanted
+    assert not body.continue_final_message
+
+
 def test_calls_and_results_become_messages_of_their_own_in_order() -> None:
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
     turns = [
@@ -98,6 +107,7 @@ def test_calls_in_parallel_can_be_refused() -> None:
         ({"tool_choice": {"type": "auto", "name": "f"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": [USE]}]}, "messages"),
         ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "messages"),
+        ({"messages": [{"role": "system", "content": [RESULT]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [text("x", citations=[{"type": "page"}])]}]}, "messages"),
         ({"system": [text("x", citations=[{"type": "page"}])]}, "messages"),
         ({"container": "c"}, "container"),

@@ -128,6 +128,14 @@ def test_logprobs_are_asked_for_by_include() -> None:
     assert chat(**LOGPROBS, tools=[TOOL], tool_choice="none").logprobs
 
 
+def test_agents_that_keep_their_own_state_ask_for_encrypted_thoughts() -> None:
+    """They do so in each request, with tools and thoughts: all of them were 400s."""
+    agent: dict[str, Any] = {"include": ["reasoning.encrypted_content"], "tools": [TOOL], "store": False}
+    assert not chat(**agent, reasons=True).logprobs
+    with pytest.raises(RequestError, match="top_logprobs"):
+        chat(**agent, top_logprobs=2)
+
+
 def test_the_effort_is_a_variable_of_the_template() -> None:
     body = chat(reasons=True, knows_effort=True, reasoning={"effort": "low", "summary": "auto"})
     assert body.chat_template_kwargs == {"reasoning_effort": "low"}
@@ -205,7 +213,7 @@ def test_a_prepared_request(preparer: Preparer) -> None:
         ({"text": {"verbosity": "low"}}, "text"),
         ({"reasoning": {"effort": "low"}}, "reasoning"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["file_search_call.results"]}, "include"),
         ({**LOGPROBS, "tools": [TOOL]}, "include"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({**LOGPROBS, "top_logprobs": 21}, "top_logprobs"),

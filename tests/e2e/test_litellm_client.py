@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from types import ModuleType
@@ -27,6 +28,14 @@ PARAMETERS = {
 }
 LOOK_UP = {"type": "function", "function": {"name": "look_up", "parameters": PARAMETERS}}
 NAMED = {"type": "function", "function": {"name": "look_up"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_its_loop() -> Iterator[None]:
+    """The one that the package opens when it is imported, which some later test would be blamed for."""
+    yield
+    asyncio.get_event_loop_policy().get_event_loop().close()
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture

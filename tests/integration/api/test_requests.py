@@ -573,11 +573,12 @@ def test_far_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_2000_idle_connections(server: ApiServer) -> None:
     """They cost a little memory and no time: others are served, and a sweep over all is short."""
-    clients = [server.connect() for _ in range(2000)]
+    num_clients = 2000 if server.certificates is None else 200  # a handshake takes longer than all the rest
+    clients = [server.connect() for _ in range(num_clients)]
     for client in clients[::20]:
         assert client.send(get("/health")).read_response().keeps_alive
     server.sweep(50)
-    assert server.call(lambda: len(server.app.connections)) == 2000
+    assert server.call(lambda: len(server.app.connections)) == num_clients
     server.sweep(500)
     server.wait_until_closed()
     for client in clients:

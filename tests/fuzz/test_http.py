@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import socket
 import time
@@ -21,6 +22,7 @@ from api.app import App
 from api.exchange import Exchange
 from api.http_connection import PARSE_BYTES, HttpConnection
 from api.pages import Pages
+from api.request_reader import LONG_BODY_BYTES
 from tests.helpers.api_server import ApiServer, StubRouter
 from tests.helpers.http_client import chunked, get, post, post_head
 from tests.helpers.wait import wait_for
@@ -210,6 +212,28 @@ class FakeRouter:
                 exchange.respond(200, "application/json", b"y" * choice.choice((2, 2, 2, 80_000)))
 
 
+@dataclass
+class KeepingRouter(FakeRouter):
+    """Keeps the bodies of whole requests, which it answers at once."""
+
+    bodies: list[bytes] = field(default_factory=list)
+    _arriving: dict[str, bytearray] = field(default_factory=dict)
+
+    def submit(self, exchange: Exchange, *, whole: bool) -> None:
+        self.num_submitted += 1
+        exchange.request_id = f"r{self.num_submitted}"
+        self.open[exchange.request_id] = exchange
+        self._arriving[exchange.request_id] = bytearray()
+        if whole:
+            self.body_chunk(exchange)
+
+    def body_chunk(self, exchange: Exchange) -> None:
+        self._arriving[exchange.request_id] += b"".join(exchange.kept.take())
+        if exchange.complete and self.open.pop(exchange.request_id, None) is not None:
+            self.bodies.append(bytes(self._arriving.pop(exchange.request_id)))
+            exchange.respond(200, "application/json", b"{}")
+
+
 def check_responses(data: bytes, *, cut: bool) -> int:
     """Read responses strictly; returns how many. ``cut``: the last may be incomplete."""
     number = position = 0
@@ -331,6 +355,25 @@ def one_connection(seed: int) -> None:
     check_responses(bytes(transport.written), cut=cut or connection._gone)
 
 
+def bodies_of(reads: list[bytes]) -> list[bytes]:
+    """Those of the whole requests that a client sent."""
+    router = KeepingRouter()
+    app = App(SETTINGS, (), router, Pages(), Metrics())  # type: ignore[arg-type]
+    app.date = b"Sun, 06 Nov 1994 08:49:37 GMT"
+    loop = FakeLoop()
+    connection = HttpConnection(app, loop)  # type: ignore[arg-type]
+    transport = FakeTransport(random.Random(0), connection)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    waiting = deque(reads)
+    while (waiting or loop.ready) and not transport.closing:
+        if waiting and transport.reading:
+            connection.data_received(waiting.popleft())
+        loop.turn()
+        transport.client_reads()
+    transport.lose()
+    return router.bodies
+
+
 def check_bounds(connection: HttpConnection, transport: FakeTransport) -> None:
     """Nothing grows with what the client sends or does not read."""
     kept = sum(len(exchange.kept) for exchange in connection._exchanges)
@@ -361,6 +404,25 @@ def test_connections() -> None:
 def test_found_before(seed: int) -> None:
     """A request refused before its turn was begun after its refusal, once the client had read what came before."""
     one_connection(seed)
+
+
+def test_the_requests_are_the_same_however_their_bytes_arrive() -> None:
+    """Where a read ends decides what of a body passes by the parser. It must not decide where a request begins, or
+    one request could be smuggled within another: 3,000 lives, or 20 seconds of them.
+    """
+    deadline_s = time.monotonic() + 20
+    num_long = 0
+    for seed in range(3000):
+        choice = random.Random(seed)
+        data = mutated(choice) + choice.choice((b"", post(b"x" * 70_000) + get("/health")))
+        cuts = sorted(choice.randrange(len(data) + 1) for _ in range(choice.choice((1, 1, 3, 20))))
+        reads = [data[start:end] for start, end in itertools.pairwise([0, *cuts, len(data)]) if start < end]
+        bodies = bodies_of([data])
+        assert bodies_of(reads) == bodies, f"seed {seed}"
+        num_long += any(len(body) > LONG_BODY_BYTES for body in bodies)
+        if time.monotonic() > deadline_s:
+            break
+    assert num_long > 50
 
 
 def test_over_sockets() -> None:

@@ -50,7 +50,7 @@ def run(server: Server, folder: Path, max_time_s: int, *options: str) -> None:
 
 
 def test_a_short_run_finds_nothing(server: Server, tmp_path: Path) -> None:
-    run(server, tmp_path, 30, "--max-examples", "10", "--generation-deterministic", "--seed", "1")
+    run(server, tmp_path, 20, "--max-examples", "10", "--generation-deterministic", "--seed", "1")
 
 
 @pytest.mark.slow

@@ -25,9 +25,11 @@ def build_core(config: Config, model_dir: Path) -> EngineCore:
             eos_token_ids=eos_token_ids(model_dir, num_ids),
             max_model_len=config.model.max_model_len,
         )
-    # Threads that spin while they wait for a partner burn the core that the partner needs: beside other busy
-    # processes on two cores a decode step took 40 ms without spinning and over 500 with. Read when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # How long torch's threads spin while they wait for a partner (libgomp's loops; read when torch is loaded). A decode
+    # step of the default model on two cores took 21 ms without spinning and 12 with this much; with a core taken by
+    # another process, which the spinning keeps from the partner, 18 and some 29 (222 at worst with 20 times more).
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from engine.torch_core.engine import load_torch_engine  # seconds, and not for everyone
 
     return load_torch_engine(config, model_dir)

@@ -5,7 +5,7 @@
     python -m scripts.bench_engine --set engine.deterministic=true
     python -m scripts.bench_engine --quality             what the weight formats cost, instead
 
-On a machine with other load set OMP_WAIT_POLICY=PASSIVE, as the engine process does for itself.
+On a machine with other load set GOMP_SPINCOUNT=1000, as the engine process does for itself.
 Prints a table for people, then one JSON line for programs. Prompts are random ids of ragged lengths around --prompt
 (half to one and a half times), the same for both sides; every sequence gets exactly --output tokens. transformers
 runs in float32 and in bfloat16, and the ratio is to the faster. Beside the rate stands the CPU time of each token,

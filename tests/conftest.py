@@ -6,8 +6,7 @@ import os
 
 from hypothesis import settings
 
-# As in the engine process (``engine/load.py``), but before any test imports torch: threads that spin beside other
-# work make a test of two threads ten times as long.
+# Before any test imports torch: threads that spin beside other work make a test of two threads ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # No deadline for one example: a busy machine is not a failure (pytest-timeout bounds the whole test).

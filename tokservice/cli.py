@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = _resolve(arguments)
         keys = _api_keys(arguments)
+        _check_template(config.model.chat_template)
         if config.api.ssl_certfile:
             server_context(config.api)
     except (ConfigError, StartupError) as error:
@@ -137,6 +138,15 @@ def _api_keys(arguments: argparse.Namespace) -> list[str]:
     if any(not key.isascii() or not key.isprintable() or key.split() != [key] for key in keys):
         raise ConfigError("an API key must consist of printable ASCII characters without blanks")
     return keys
+
+
+def _check_template(file: str) -> None:
+    """The workers read it; whether they can is known before they are started. Raises ConfigError."""
+    if file:
+        try:
+            Path(file).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"model.chat_template: cannot read {file}: {error}") from error
 
 
 def _reserve_port(config: Config) -> tuple[socket.socket, Config]:

@@ -97,6 +97,7 @@ def test_two_servers_never_share_a_port() -> None:
         (("--set", "nonsense"), "nonsense: expected section.key=value"),
         (("--config", "/no/such.toml"), "cannot read /no/such.toml"),
         (("--set", "api.port=many"), "api.port: expected int, got 'many'"),
+        (("--chat-template", "/no/such.jinja"), "model.chat_template: cannot read /no/such.jinja"),
         (("--allowed-origins", "chat.example"), "'chat.example' is not an origin as browsers name it"),
     ],
 )

@@ -222,6 +222,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     def _read(self) -> None:
         """Decrypt and pass on, up to a turn's share."""
         self._turn = None
+        if not self._is_open:  # our side has ended since this turn was asked for
+            return
         pieces = []
         num_bytes = 0
         ended = False

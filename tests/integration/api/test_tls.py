@@ -18,7 +18,7 @@ import trustme
 import api.tls
 from tests.helpers.api_server import ApiServer
 from tests.helpers.certificates import Certificates
-from tests.helpers.http_client import RawClient, TlsSocket, get, post
+from tests.helpers.http_client import RawClient, TlsSocket, get, post, post_head
 from tests.helpers.wait import wait_for
 
 HELLO_PREFIX = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
@@ -215,6 +215,26 @@ def test_goodbye_in_both_directions(server: ApiServer) -> None:
                 assert client.recv(1) == b""  # without close_notify: SSLEOFError
             client.unwrap()
     server.wait_until_closed()
+
+
+def test_nothing_is_decrypted_after_our_goodbye(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn that was asked for before met a session that had ended, and closed: the client's rest, unread, made it a
+    reset, which could overtake the answer."""
+    monkeypatch.setattr(api.tls, "TURN_BYTES", 100)
+    with server.connect() as client:
+        transport = server.connection_of(client)._transport
+        assert isinstance(transport, api.tls.TlsConnection)
+        client.send(post_head("Content-Length: 10000000") + b"x" * 400_000)
+
+        def end_before_a_turn() -> bool:
+            if transport._turn is None:
+                return False
+            transport.write_eof()
+            return True
+
+        wait_for(lambda: server.call(end_before_a_turn), what="there is more to decrypt")
+        wait_for(lambda: server.call(lambda: transport._turn is None), what="the turn is over")
+        assert not server.call(transport.is_closing)
 
 
 def test_goodbye_ends_the_work(server: ApiServer) -> None:

@@ -53,13 +53,13 @@ def test_health_does_not_notice_a_huge_body(megabytes: int) -> None:
     content = words * (megabytes * 1_000_000 // len(words))
     body = json.dumps({"messages": [{"role": "user", "content": content}]}).encode()
     with running_server(*SIMULATED, "--max-model-len", "8192") as server:
+        url = f"{server.url}/v1/chat/completions"
         with _poller(server) as polls:
-            answer = httpx.post(
-                f"{server.url}/v1/chat/completions", content=body, headers=HEADERS, timeout=120, trust_env=False
-            )
+            for _ in range(10):  # one alone may be through between two polls
+                answer = httpx.post(url, content=body, headers=HEADERS, timeout=120, trust_env=False)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["code"] == "context_length_exceeded"
         seconds = polls()
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
     assert len(seconds) >= 2
     assert max(seconds) < 0.1
 

@@ -6,7 +6,6 @@ It imports no torch, tokenizers, jinja2, msgspec, orjson or pydantic.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import resource
@@ -26,7 +25,7 @@ from api.pages import Pages
 from api.router_client import RouterClient
 from api.tls import Tls
 from tokservice.runtime.metrics import Metrics
-from tokservice.runtime.process import EXIT_CLEAN, Process, run_process
+from tokservice.runtime.process import EXIT_CLEAN, Process, run_process, spare_imports
 from tokservice.wire.channels import LoopChannel
 from tokservice.wire.errors import StartupError
 from tokservice.wire.messages import Message, Publish, Role, Stop, Topology
@@ -69,8 +68,7 @@ class Api:
             raise StartupError(f"cannot listen on {settings.host}:{settings.port}: {error.strerror}") from error
         self._control = LoopChannel(self._loop, self._process.control, self._on_control)
         LoopLag(self._loop, settings.lag_heartbeat_ms / 1000, self._process.metrics)
-        gc.collect()
-        gc.freeze()  # a full collection over all that was imported would stop the loop for 10 ms and more
+        spare_imports()
         self._control.send(self._process.hello())
         self._beat()
         await self._stopped.wait()

@@ -144,7 +144,7 @@ def _check_template(file: str) -> None:
     """The workers read it; whether they can is known before they are started. Raises ConfigError."""
     if file:
         try:
-            Path(file).read_text()
+            Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"model.chat_template: cannot read {file}: {error}") from error
 

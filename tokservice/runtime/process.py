@@ -158,8 +158,7 @@ class Process:
         ``reads_per_turn``: above 1 where a turn is so long that all that has arrived should be read before it.
         """
         self.add(self.control, lambda _, message: self._on_control(service, message))
-        gc.collect()
-        gc.freeze()  # a full collection over all that was imported would stop every request for 10 ms and more
+        spare_imports()
         while not self.stopping:
             pause_s = service.turn(time.monotonic())
             now = time.monotonic()
@@ -221,6 +220,13 @@ class Process:
                 self.beat(service.report)
             case Stop():
                 self.stopping = True
+
+
+def spare_imports() -> None:
+    """Before the first request: a full garbage collection over all that was imported would stop everything for 10 ms
+    and more."""
+    gc.collect()
+    gc.freeze()
 
 
 def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process], int]) -> int:

@@ -151,7 +151,7 @@ class Detokenizer:
         if message.attempt <= self._ended.get(message.request_id, 0):
             return
         mark = encode_mark(message.request_id, message.attempt)
-        self._mark.put(mark)
+        self._mark.set(mark)
         context, *outputs = message.frames
         outputs, notes = outputs[: len(message.num_delivered)], outputs[len(message.num_delivered) :]
         try:
@@ -175,7 +175,7 @@ class Detokenizer:
         if request is None or request.attempt != message.attempt:
             return
         if message.choice < request.responder.num_choices:
-            self._mark.put(request.mark)
+            self._mark.set(request.mark)
             rows = rows_of(1 + message.num_top, *message.frames)
             request.responder.score_prompt(message.choice, rows)
 
@@ -200,7 +200,7 @@ class Detokenizer:
             logprobs = next(all_rows, None)
             request = self._open.get(request_id)
             if request is not None and request.attempt == attempt and choice < request.responder.num_choices:
-                self._mark.put(request.mark)
+                self._mark.set(request.mark)
                 reason = FinishReason(finish_reason)
                 fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
                 new_ids = ids[start : start + fed.num_consumed]

@@ -66,8 +66,12 @@ def bounds_of(kind: type[msgspec.Struct]) -> dict[str, Bounds]:
 
 
 def check_bounds(part: msgspec.Struct) -> None:
-    """Raise RequestError (400), which names the field, for a number that is out of its bounds."""
+    """Raise RequestError (400), which names the field, for a number that is out of its bounds; of parts' parts too."""
     for name, bounds in bounds_of(type(part)).items():
         value = getattr(part, name)
         if value is not None:
             bounds.check(name, value)
+    for name in part.__struct_fields__:
+        value = getattr(part, name)
+        if isinstance(value, msgspec.Struct):
+            check_bounds(value)

@@ -14,7 +14,6 @@ from pathlib import Path
 import orjson
 
 from tokservice.protocol.anthropic_requests import CountTokensBody, MessagesBody
-from tokservice.protocol.bounds import check_bounds
 from tokservice.protocol.reading import Reader, refuse_unsupported
 from tokservice.protocol.requests import (
     STREAM_OPTIONS_NEUTRAL,
@@ -203,7 +202,6 @@ class Preparer:
     def _generate_ids(self, body: GenerateBody, now: float, limits: EngineLimits) -> Prepared:
         self._check_model(body.model)
         sampling = body.sampling_params or GenerateSampling()
-        check_bounds(sampling)
         return self._generate(
             Route.GENERATE,
             sampling,

@@ -12,7 +12,7 @@ from pathlib import Path
 from tokservice.runtime.links import PeerLinks, RouterLink
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
-from tokservice.runtime.work_mark import WorkMark
+from tokservice.runtime.work_mark import WorkMark, encode_mark
 from tokservice.tokenizer.prepare import Answer, Prepared, Preparer
 from tokservice.wire.channels import shared
 from tokservice.wire.codec import encode_part
@@ -96,7 +96,7 @@ class Tokenizer:
 
     def _prepare(self, message: Prepare) -> None:
         start_s = time.perf_counter()
-        self._mark.set(message.request_id, message.attempt)
+        self._mark.set(encode_mark(message.request_id, message.attempt))
         try:
             result = self._preparer.prepare(Route(message.route), message.frames, time.time())
         except RequestError as error:

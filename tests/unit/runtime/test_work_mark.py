@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tokservice.runtime.work_mark import WorkMark, take_mark
+from tokservice.runtime.work_mark import WorkMark, encode_mark, take_mark
 
 WRITER = """
 import signal, sys
 from pathlib import Path
-from tokservice.runtime.work_mark import WorkMark
-WorkMark(Path(sys.argv[1]), "tokenizer.0.1").set("api.0.1:7", 2)
+from tokservice.runtime.work_mark import WorkMark, encode_mark
+WorkMark(Path(sys.argv[1]), "tokenizer.0.1").set(encode_mark("api.0.1:7", 2))
 print("set", flush=True)
 signal.pause()
 """
@@ -32,11 +32,11 @@ def test_the_mark_outlives_a_kill(tmp_path: Path) -> None:
 
 def test_an_idle_worker_leaves_none(tmp_path: Path) -> None:
     mark = WorkMark(tmp_path, "tokenizer.0.1")
-    mark.set("a longer request id than the one after it", 11)
-    mark.set("b", 1)
+    mark.set(encode_mark("a longer request id than the one after it", 11))
+    mark.set(encode_mark("b", 1))
     assert take_mark(tmp_path, "tokenizer.0.1") == ("b", 1)
     mark = WorkMark(tmp_path, "tokenizer.0.1")
-    mark.set("b", 1)
+    mark.set(encode_mark("b", 1))
     mark.clear()
     assert take_mark(tmp_path, "tokenizer.0.1") is None
 

@@ -10,9 +10,9 @@ Engine process. One query over a paged cache is two weighted sums of table rows,
 Measured against gathering the blocks and scaled_dot_product_attention (32 sequences of 384 tokens, 9 heads of 64,
 2 threads): 0.6 ms against 3.5 ms for a layer. Each sum runs in the order of its rows, whatever else is in the batch, so
 lookups are batch-invariant; the softmax is padded to a width that depends on the row's own context alone.
-Long prefill chunks have enough queries for each key to be worth a copy, except in the deterministic mode: there, the
-context is gathered, for scaled_dot_product_attention, or for products of tiles with float32 scores and bfloat16 values.
-For 256 rows after 0 / 256 / 1024 others the tiles take 0.9 / 1.9 / 5 ms, scaled_dot_product_attention 1.9 / 4 / 27.
+Long prefill chunks have enough queries for each key to be worth a copy: but for the deterministic mode their context
+is gathered, for scaled_dot_product_attention. (Products of tiles in bfloat16 were tried: from 1,000 tokens of context
+on slower, 23 ms against 16 at 3,800 for 256 rows of a layer.)
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ from engine.torch_core.batch import LookupGroup, PrefillRun, StepBatch
 from engine.torch_core.model_spec import ModelSpec
 
 MAX_LOOKUP_TOKENS = 4  # longer chunks are prefilled by scaled_dot_product_attention
-TILE_ROWS = 64  # of a long chunk attend together
 DETERMINISTIC_MAX_TOKENS = 128  # of one step, since lookups list every (row, head, token)
-
-_FUTURE = torch.full((TILE_ROWS, 2 * TILE_ROWS), -torch.inf).triu(1)  # what each row of a tile must not see
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +56,9 @@ class _Prefill:
 
 
 class CpuAttention:
-    """The KV cache of all layers (float32) and attention over it; ``tiled``: how long chunks attend, see above."""
+    """The KV cache of all layers (float32) and attention over it."""
 
-    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, tiled: bool = False) -> None:
+    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int) -> None:
         self.spec = spec
         self.block_size = block_size
         self.scale = spec.head_dim**-0.5
@@ -71,7 +68,6 @@ class CpuAttention:
         # Zeros, since a masked token's weight of 0 must meet a finite value; mapped, so that unused ones cost nothing.
         numel = num_blocks * heads * dim * block_size
         self._keys = [_mapped_zeros(numel).view(num_blocks, heads, dim, block_size) for _ in range(spec.num_layers)]
-        self._tiled = tiled
         self._write_to: tuple[Tensor, Tensor]
         self._lookups: list[_Lookup] = []
         self._prefills: list[_Prefill] = []
@@ -86,7 +82,7 @@ class CpuAttention:
         """Build a step's index tensors, which all layers share."""
         self._write_to = (torch.from_numpy(batch.write_blocks), torch.from_numpy(batch.write_offsets))
         self._lookups = [self._plan_lookup(batch, group) for group in batch.groups]
-        self._prefills = [_plan_prefill(run, self._tiled) for run in batch.prefills]
+        self._prefills = [_plan_prefill(run) for run in batch.prefills]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store the rows' keys and values, then attend.
@@ -97,11 +93,7 @@ class CpuAttention:
         self._keys[layer].permute(0, 3, 1, 2).index_put_(self._write_to, key)
         self._values[layer].permute(0, 2, 1, 3).index_put_(self._write_to, value)
         outputs = [self._look_up(layer, query[lookup.lo : lookup.hi], lookup) for lookup in self._lookups]
-        for prefill in self._prefills:
-            if self._tiled:
-                outputs.append(self._prefill_tiled(layer, query, prefill))
-            else:
-                outputs.append(self._prefill(layer, query, key, value, prefill))
+        outputs += [self._prefill(layer, query, key, value, prefill) for prefill in self._prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _look_up(self, layer: int, query: Tensor, lookup: _Lookup) -> Tensor:
@@ -139,31 +131,6 @@ class CpuAttention:
         )  # (num_kv_heads, group, num_rows, head_dim)
         return output.permute(2, 0, 1, 3).reshape(num_rows, -1)
 
-    def _prefill_tiled(self, layer: int, query: Tensor, prefill: _Prefill) -> Tensor:
-        """Each tile has its own context, so that half of a causal square is never computed.
-
-        Few shapes occur, whatever the chunk's: oneDNN compiles a kernel for each, in about a millisecond.
-        """
-        spec, run = self.spec, prefill.run
-        heads, group = spec.num_kv_heads, spec.num_heads // spec.num_kv_heads
-        keys = self._keys[layer].index_select(0, prefill.blocks).permute(1, 2, 0, 3).flatten(2)  # (heads, dim, context)
-        values = self._values[layer].index_select(0, prefill.blocks).bfloat16().transpose(0, 1).flatten(1, 2)
-        num_rows = run.hi - run.lo
-        scaled = query[run.lo : run.hi] * self.scale
-        queries = torch.zeros(heads, -(-num_rows // TILE_ROWS) * TILE_ROWS, group, spec.head_dim)
-        queries[:, :num_rows] = scaled.view(num_rows, heads, group, spec.head_dim).transpose(0, 1)
-        outputs = []
-        for lo in range(0, num_rows, TILE_ROWS):
-            tile = queries[:, lo : lo + TILE_ROWS].flatten(1, 2)  # (num_kv_heads, rows * group, head_dim)
-            first = run.start + lo
-            width = min(-(-(first + TILE_ROWS) // TILE_ROWS) * TILE_ROWS, keys.shape[2])
-            scores = torch.bmm(tile, keys[:, :, :width]).view(heads, -1, group, width)
-            scores[..., first:] += _FUTURE[:, None, : width - first]
-            probs = scores.softmax(dim=-1).bfloat16().view(heads, -1, width)
-            output = torch.bmm(probs, values[:, :width])
-            outputs.append(output.view(heads, -1, group, spec.head_dim).transpose(0, 1))
-        return torch.cat(outputs)[:num_rows].flatten(1).float()
-
     def _plan_lookup(self, batch: StepBatch, group: LookupGroup) -> _Lookup:
         spec, size = self.spec, self.block_size
         num_rows = group.hi - group.lo
@@ -195,8 +162,8 @@ class CpuAttention:
         )
 
 
-def _plan_prefill(run: PrefillRun, tiled: bool) -> _Prefill:
-    if run.start == 0 or tiled:
+def _plan_prefill(run: PrefillRun) -> _Prefill:
+    if run.start == 0:
         return _Prefill(run, torch.from_numpy(run.blocks), None)
     num_rows = run.hi - run.lo
     mask = torch.ones(num_rows, run.start + num_rows, dtype=torch.bool).tril(run.start)

@@ -5,7 +5,7 @@ Engine process. What can be done once is done at load:
 * The weights of a norm are multiplied into the matrices that read its output.
 * The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation one
   complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
-* q, k and v are one matrix, gate and up another.
+* q, k and v are one matrix, gate and up another, unless their kernels are (``linear.pack_gate``).
 """
 
 from __future__ import annotations

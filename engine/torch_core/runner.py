@@ -98,7 +98,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(
         model=model,
-        attention=CpuAttention(spec, num_blocks, block_size, tiled=weight_format == "bfloat16"),
+        attention=CpuAttention(spec, num_blocks, block_size),
         graphs=None,
         device=device,
         num_blocks=num_blocks,

@@ -53,12 +53,10 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
     return build
 
 
-def logits_of(
-    model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "", tiled: bool = False
-) -> torch.Tensor:
+def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "") -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, tiled)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size)
     graphs = None
     if kind:
         attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)
@@ -104,17 +102,6 @@ def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_for
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_attention_in_tiles_comes_close(load: Callable[[str, str], Model], family: str) -> None:
-    """A tile that saw a later token, or missed an earlier one, would change every logit."""
-    model = load(family, "float32")
-    exact = logits_of(model, [150], 1)
-    for pieces in ([150], [64, 64, 22], [70, 1, 9, 1, 69], [3, 127, 20]):
-        logits = logits_of(model, pieces, 1, tiled=True)
-        assert (logits - exact).norm() / exact.norm() < 0.01
-        assert (logits - exact).abs().max() / exact.abs().max() < 0.02
 
 
 def test_greedy_ids_alone_and_batched(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tokservice.router.tokenizer_pool import (
     Waiting,
 )
 
+LONG_BODY_BYTES = 65_536
 EXCLUSIVE_WAIT_S = 2.0
 CAPACITY = 3
 
@@ -26,7 +27,7 @@ class Pool(RuleBasedStateMachine):
     @initialize(num_configured=st.integers(1, 4))
     def begin(self, num_configured: int) -> None:
         self.num_configured = num_configured
-        self.pool = TokenizerPool(num_configured, EXCLUSIVE_WAIT_S)
+        self.pool = TokenizerPool(num_configured, LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
         self.now = 0.0
         self.count = 0
         self.waiting: list[Waiting] = []
@@ -36,12 +37,12 @@ class Pool(RuleBasedStateMachine):
         for slot in range(num_configured):
             self._add(slot)
 
-    @rule(exclusive=st.booleans(), num_bytes=st.integers(0, 1_000_000))
-    def enqueue(self, exclusive: bool, num_bytes: int) -> None:
+    @rule(is_suspect=st.booleans(), num_bytes=st.integers(0, 1000) | st.integers(0, 1_000_000))
+    def enqueue(self, is_suspect: bool, num_bytes: int) -> None:
         self.count += 1
-        body = Waiting(str(self.count), num_bytes, exclusive, self.now)
+        body = Waiting(str(self.count), num_bytes, is_suspect or num_bytes > LONG_BODY_BYTES, self.now)
         self.waiting.append(body)
-        self.pool.enqueue(body)
+        self.pool.enqueue(body.request_id, num_bytes, self.now, is_suspect=is_suspect)
         self._assign()
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 3.0, 30.0)))
@@ -203,7 +204,7 @@ def _serve(pool: TokenizerPool, arrivals: dict[float, list[Waiting]], until_s: f
             due.remove(done)
             pool.release(*done[1:])
         for body in arrivals.get(now, ()):
-            pool.enqueue(body)
+            pool.enqueue(body.request_id, body.num_bytes, body.since_s, is_suspect=body.exclusive)
         for body, identity in pool.assign(now):
             assignment = (body.request_id, 1)
             pool.confirm(identity, assignment, body, now)
@@ -225,7 +226,7 @@ def _with(arrivals: dict[float, list[Waiting]], body: Waiting) -> dict[float, li
 
 
 def _workers(num_configured: int) -> TokenizerPool:
-    pool = TokenizerPool(num_configured, EXCLUSIVE_WAIT_S)
+    pool = TokenizerPool(num_configured, LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
     for slot in range(num_configured):
         pool.add_worker(f"tokenizer.{slot}.1", slot, CAPACITY)
     return pool

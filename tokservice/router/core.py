@@ -60,9 +60,9 @@ class RouterCore:
         self.ledger = Ledger()
         self._settings = settings
         self._metrics = metrics
-        self._pool = TokenizerPool(num_tokenizers, settings.long_wait_s)
+        self._pool = TokenizerPool(num_tokenizers, settings.long_body_bytes, settings.long_wait_s)
         self._replies = Replies(self.ledger, self._pool, metrics)
-        self._recovery = Recovery(self.ledger, self._pool, self._replies, settings.long_body_bytes, metrics)
+        self._recovery = Recovery(self.ledger, self._pool, self._replies, metrics)
         self.outbox = self._replies.outbox
         self._was_ready = False
         self._next_sweep_s = 0.0
@@ -267,7 +267,8 @@ class RouterCore:
             request, max(request.held_bytes, request.body_bytes + CHUNK_OVERHEAD_BYTES * len(request.body))
         )
         if complete:
-            self._recovery.enqueue(request, now_s)
+            request.state = State.QUEUED
+            self._pool.enqueue(request.request_id, request.body_bytes, now_s, is_suspect=False)
             self._dispatch(now_s)
         elif self.ledger.held_bytes > self._settings.max_unfinished_bytes:
             self._replies.fail(request, OVERLOADED)

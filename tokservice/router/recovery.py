@@ -13,7 +13,7 @@ from tokservice.router.ledger import Ledger
 from tokservice.router.placement import MAX_DEATHS
 from tokservice.router.replies import Replies
 from tokservice.router.request import Request, State
-from tokservice.router.tokenizer_pool import Assignment, TokenizerPool, Waiting
+from tokservice.router.tokenizer_pool import Assignment, TokenizerPool
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.errors import ENGINE_FAILED, POISON, QUEUE_TIMEOUT
 from tokservice.wire.messages import Abort, Topology
@@ -26,13 +26,10 @@ LOSS_PAUSE_S = 0.01  # then the topology will have settled
 class Recovery:
     """Further attempts at requests in the ledger."""
 
-    def __init__(
-        self, ledger: Ledger, pool: TokenizerPool, replies: Replies, long_body_bytes: int, metrics: Metrics
-    ) -> None:
+    def __init__(self, ledger: Ledger, pool: TokenizerPool, replies: Replies, metrics: Metrics) -> None:
         self._ledger = ledger
         self._pool = pool
         self._replies = replies
-        self._long_body_bytes = long_body_bytes
         self._metrics = metrics
         self._had_workers_s = -math.inf
 
@@ -64,12 +61,6 @@ class Recovery:
 
     # --- bodies
 
-    def enqueue(self, request: Request, now_s: float) -> None:
-        """Let a body wait for a tokenizer worker, for the first time or again."""
-        request.state = State.QUEUED
-        exclusive = request.num_body_deaths > 0 or request.body_bytes > self._long_body_bytes
-        self._pool.enqueue(Waiting(request.request_id, request.body_bytes, exclusive, now_s))
-
     def recover_bodies(
         self, assignments: Iterable[Assignment], reason: str, now_s: float, suspects: Collection[Assignment]
     ) -> None:
@@ -92,7 +83,9 @@ class Recovery:
             self._replies.fail(request, POISON)
         else:
             self._metrics.add("request_retries_total", reason=reason)
-            self.enqueue(request, now_s)
+            request.state = State.QUEUED
+            is_suspect = request.num_body_deaths > 0
+            self._pool.enqueue(request.request_id, request.body_bytes, now_s, is_suspect=is_suspect)
 
     # --- running requests
 

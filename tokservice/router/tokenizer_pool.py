@@ -61,8 +61,9 @@ class _Worker:
 class TokenizerPool:
     """The living workers, what each has in flight, and the bodies that wait."""
 
-    def __init__(self, num_configured: int, exclusive_wait_s: float) -> None:
+    def __init__(self, num_configured: int, long_body_bytes: int, exclusive_wait_s: float) -> None:
         self._num_configured = num_configured
+        self._long_body_bytes = long_body_bytes
         self._exclusive_wait_s = exclusive_wait_s
         self._workers: dict[str, _Worker] = {}
         self._short: deque[Waiting] = deque()
@@ -88,9 +89,11 @@ class TokenizerPool:
         worker = self._workers.pop(identity, None)
         return list(worker.in_flight) if worker else []
 
-    def enqueue(self, body: Waiting) -> None:
-        """A body is complete (or must be tried again)."""
-        (self._exclusive if body.exclusive else self._short).append(body)
+    def enqueue(self, request_id: str, num_bytes: int, now_s: float, *, is_suspect: bool) -> None:
+        """A body is complete, or must be tried again."""
+        exclusive = is_suspect or num_bytes > self._long_body_bytes
+        body = Waiting(request_id, num_bytes, exclusive, now_s)
+        (self._exclusive if exclusive else self._short).append(body)
 
     def withdraw(self, request_id: str) -> None:
         """A queued body is no longer wanted."""

@@ -175,7 +175,7 @@ class Pool(RuleBasedStateMachine):
             short = [other for other in self.waiting if not other.exclusive]
             exclusive = [other for other in self.waiting if other.exclusive]
             assert identity not in self.stalled
-            assert body is (exclusive if body.exclusive else short)[0]  # first come, first served, of each kind
+            assert body == (exclusive if body.exclusive else short)[0]  # first come, first served, of each kind
             if body.exclusive:
                 assert not bodies
                 assert self._takes_exclusive(identity)

@@ -89,7 +89,7 @@ class EngineCore(Protocol):
         """Queue a request. A higher attempt of a known one replaces it without a word about the old one.
 
         Choices whose ``finished`` is not RUNNING are not run and give no output. Raises RequestRefused. Of a guide
-        that cannot be used, the engine may learn only later: then every choice ends with an ERROR output.
+        that cannot be used, the engine may learn only later: then every choice ends with GUIDE_FAILED.
         """
 
     def abort(self, request_id: str, choice: int = ALL_CHOICES) -> None:

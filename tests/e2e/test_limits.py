@@ -56,8 +56,12 @@ CHAT_LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def refused(answer: httpx.Response, param: str) -> None:
-    """A 400 that names the field."""
+def check(client: httpx.Client, path: str, request: dict[str, Any], limits: dict[str, Any], param: str) -> None:
+    """What is allowed is served; what is too much is a 400 that names the field."""
+    allowed, too_much = limits[param]
+    answer = client.post(path, json=request | allowed)
+    assert answer.status_code == 200, answer.text
+    answer = client.post(path, json=request | too_much)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert param in (error["param"] or "") or param in error["message"]
@@ -65,18 +69,12 @@ def refused(answer: httpx.Response, param: str) -> None:
 
 @pytest.mark.parametrize("param", LIMITS)
 def test_completions(client: httpx.Client, param: str) -> None:
-    allowed, too_much = LIMITS[param]
-    answer = client.post("/v1/completions", json=COMPLETION | allowed)
-    assert answer.status_code == 200, answer.text
-    refused(client.post("/v1/completions", json=COMPLETION | too_much), param)
+    check(client, "/v1/completions", COMPLETION, LIMITS, param)
 
 
 @pytest.mark.parametrize("param", CHAT_LIMITS)
 def test_chat(client: httpx.Client, param: str) -> None:
-    allowed, too_much = CHAT_LIMITS[param]
-    answer = client.post("/v1/chat/completions", json=CHAT | allowed)
-    assert answer.status_code == 200, answer.text
-    refused(client.post("/v1/chat/completions", json=CHAT | too_much), param)
+    check(client, "/v1/chat/completions", CHAT, CHAT_LIMITS, param)
 
 
 def test_lengths(client: httpx.Client) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.test_http import mutated
 from tests.helpers.api_server import ApiServer
 from tests.helpers.certificates import Certificates
 from tests.helpers.http_client import get
+from tests.helpers.mutated_requests import mutated
 from tests.helpers.wait import wait_for
 
 

@@ -1,0 +1,83 @@
+"""Clients that read slowly, or not at all: they lose nothing up to a bound, and hold nobody else up."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.helpers.api_server import ApiServer
+from tests.helpers.api_streams import event, start_stream
+from tests.helpers.http_client import get, post
+from tests.helpers.wait import wait_for
+
+KIB = 1024
+
+
+def test_write_stall_of_a_plain_response(server: ApiServer) -> None:
+    """A client that asks and does not read is cut off after a while, and counted."""
+    with server.connect(small_buffers=True) as client:
+        client.send(post(b"{}"))
+        server.router.answer(server.router.wait(), 200, b"x" * 20_000_000)
+        connection = server.connection_of(client)
+        wait_for(lambda: server.call(lambda: not connection._writing), what="the response is under way")
+        server.sweep(0)
+        server.sweep(50)
+        assert server.count("http_slow_readers_total") == 0
+        server.sweep(70)
+        server.wait_until_closed()
+        assert server.count("http_slow_readers_total") == 1
+
+
+def test_a_slow_reader_of_a_plain_response(server: ApiServer) -> None:
+    """Slow is not stalled: as long as some bytes leave, it goes on, and nothing is lost."""
+    body = random.Random(1).randbytes(8_000_000)
+    with server.connect(small_buffers=True) as client:
+        client.send(post(b"{}", "Connection: close"))
+        server.router.answer(server.router.wait(), 200, body)
+        received = b""
+        client.read_head()
+        while len(received) < len(body):
+            server.sweep(len(received) / 10_000)  # 50 s for each piece below
+            received += client.read_exactly(min(500_000, len(body) - len(received)))
+        assert received == body
+        assert client.is_closed()
+
+
+def test_a_slow_reader_gets_joined_deltas(server: ApiServer) -> None:
+    """Below the cap nothing is lost: deltas join while the client does not read, the others are not held up."""
+    with server.connect(small_buffers=True) as slow, server.connect() as quick:
+        slow_stream, quick_stream = start_stream(server, slow), start_stream(server, quick, 2)
+        events = [event(number, 8000) for number in range(40)]
+        for data in events:
+            server.router.send([(slow_stream, 0, 0, data), (quick_stream, 0, 0, b"data: q\n\n")])
+        for _ in events:
+            assert quick.read_chunk() == b"data: q\n\n"
+        connection = server.connection_of(slow)
+        assert 100 * KIB < server.call(lambda: len(connection._unsent)) <= 256 * KIB
+        server.router.event(slow_stream, b"", last=True)
+        assert b"".join(iter(slow.read_chunk, b"")) == b"".join(events)
+        assert slow.send(get("/health")).read_response().status == 200
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_a_reader_that_stopped_is_cut_off(server: ApiServer, rows: int) -> None:
+    """Output queued without bound for a client that stopped reading: codex-lb#2266. Beyond the cap: aborted at the
+    router once, counted once, memory bounded, others unharmed."""
+    with server.connect(small_buffers=True) as slow, server.connect() as quick:
+        slow_stream, quick_stream = start_stream(server, slow), start_stream(server, quick, 2)
+        for number in range(20_000 // rows):
+            server.router.send([(slow_stream, 0, 0, event(number, 2000))] * rows)
+            server.router.event(quick_stream, b"data: q\n\n")
+            server.router.pump()
+            if slow_stream.num_aborts:
+                break
+            assert quick.read_chunk() == b"data: q\n\n"
+        server.router.event(slow_stream, b"late", last=True)
+        server.router.event(quick_stream, b"data: end\n\n")
+        while quick.read_chunk() != b"data: end\n\n":
+            pass
+        server.router.pump()
+        assert slow_stream.num_aborts == 1
+        assert quick_stream.num_aborts == 0
+        assert server.count("http_slow_readers_total") == 1

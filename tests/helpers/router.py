@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -56,6 +57,11 @@ def ids(*token_ids: int) -> bytes:
 def numbers(frame: Any) -> list[int]:
     """The inverse."""
     return list(memoryview(frame).cast("B").cast("I"))
+
+
+def status_and_code(answer: tuple[int, bytes]) -> tuple[int, str]:
+    """Of an error, given its status and body."""
+    return answer[0], json.loads(answer[1])["error"]["code"]
 
 
 class Bench:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.helpers import tiny_tokenizers
+from tests.helpers.contexts import context
 from tests.helpers.router import ids
 from tokservice.detokenizer.detokenizer_proc import Detokenizer
 from tokservice.detokenizer.respond import Fed, Responder
-from tokservice.protocol import context as contexts
-from tokservice.protocol.context import Context
 from tokservice.runtime.config import from_dict, save
 from tokservice.runtime.process import CONFIG_FILE, Process, ProcessName
 from tokservice.runtime.work_mark import take_mark
@@ -25,23 +24,7 @@ FATAL = 77
 
 
 def begin(request_id: str) -> Begin:
-    context = Context(
-        route=Route.COMPLETIONS,
-        response_id="cmpl-1",
-        created=1700000000,
-        model="m",
-        n=1,
-        num_prompt_tokens=(1,),
-        stream=True,
-        include_usage=False,
-        continuous_usage=False,
-        stop=(),
-        include_stop=False,
-        skip_special_tokens=True,
-        min_tokens=0,
-        bare_prompts=(),
-    )
-    return Begin(request_id, 3, ENGINE, frames=(contexts.encode(context),))
+    return Begin(request_id, 3, ENGINE, frames=(context(route=Route.COMPLETIONS),))
 
 
 def outputs(*tokens: int) -> EngineOutputs:

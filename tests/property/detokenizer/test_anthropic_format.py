@@ -11,11 +11,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers import contexts
 from tokservice.detokenizer.respond import Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
-from tokservice.protocol import context as contexts
 from tokservice.protocol.anthropic_answers import EVENTS, AnsweredMessage
-from tokservice.protocol.context import Context
 from tokservice.wire.messages import FinishReason, Route
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -40,25 +39,7 @@ shapes = st.fixed_dictionaries(
 
 
 def context(shape: dict[str, Any], *, stream: bool) -> bytes:
-    return contexts.encode(
-        Context(
-            route=Route.MESSAGES,
-            response_id="msg_1",
-            created=1,
-            model="m",
-            n=1,
-            num_prompt_tokens=(3,),
-            stream=stream,
-            include_usage=False,
-            continuous_usage=False,
-            include_stop=False,
-            skip_special_tokens=True,
-            min_tokens=0,
-            bare_prompts=(),
-            tool_names=("f",),
-            **shape,
-        )
-    )
+    return contexts.context(route=Route.MESSAGES, response_id="msg_1", stream=stream, tool_names=("f",), **shape)
 
 
 def added_up(stream: bytes) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.contexts import context
 from tests.unit.detokenizer.test_message_parser import NAMES, Message, joined
-from tests.unit.detokenizer.test_respond import context
 from tokservice.detokenizer.message_parser import message_parser
 from tokservice.protocol import context as contexts
 

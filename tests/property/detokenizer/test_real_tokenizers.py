@@ -13,9 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.helpers import random_texts, real_tokenizers
+from tests.helpers.contexts import context
 from tests.helpers.sse import chunks, text_of
 from tests.property.detokenizer.test_stop import longest_live_suffix, reference
-from tests.unit.detokenizer.test_respond import context
 from tokservice.detokenizer import vocabulary
 from tokservice.detokenizer.respond import Responder
 from tokservice.detokenizer.vocabulary import Vocabulary

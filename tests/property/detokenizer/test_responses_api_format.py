@@ -12,11 +12,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers import contexts
 from tokservice.detokenizer.logprob_rows import LogprobRows
 from tokservice.detokenizer.respond import Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
-from tokservice.protocol import context as contexts
-from tokservice.protocol.context import Context
 from tokservice.protocol.responses_api_answers import EVENTS, AnsweredResponse
 from tokservice.protocol.responses_api_requests import ResponsesBody
 from tokservice.tokenizer.responses_api_chat import repeated_fields
@@ -46,25 +45,9 @@ shapes = st.fixed_dictionaries({"stop": st.sampled_from([(), ("stop", "b€")])}
 
 
 def context(shape: dict[str, Any], *, stream: bool) -> bytes:
-    return contexts.encode(
-        Context(
-            route=Route.RESPONSES,
-            response_id="resp_1",
-            created=1,
-            model="m",
-            n=1,
-            num_prompt_tokens=(3,),
-            stream=stream,
-            include_usage=False,
-            continuous_usage=False,
-            include_stop=False,
-            skip_special_tokens=True,
-            min_tokens=0,
-            bare_prompts=(),
-            tool_names=("f",),
-            repeated=repeated_fields(ResponsesBody(input="x", metadata={"a": "\u2028\n"}), GenerationDefaults()),
-            **shape,
-        )
+    repeated = repeated_fields(ResponsesBody(input="x", metadata={"a": "\u2028\n"}), GenerationDefaults())
+    return contexts.context(
+        route=Route.RESPONSES, response_id="resp_1", stream=stream, tool_names=("f",), repeated=repeated, **shape
     )
 
 

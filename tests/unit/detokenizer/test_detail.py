@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.contexts import context
 from tests.helpers.sse import events, text_of
-from tests.unit.detokenizer.test_respond import (
-    EOS,
-    EURO_1,
-    EURO_2,
-    LENGTH,
-    RUNNING,
-    SPACED,
-    STOP,
-    VOCABULARY,
-    A,
-    B,
-    C,
-    context,
-)
+from tests.unit.detokenizer.test_respond import EOS, EURO_1, EURO_2, LENGTH, RUNNING, SPACED, STOP, VOCABULARY, A, B, C
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.wire.errors import WireError

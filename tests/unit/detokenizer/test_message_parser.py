@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.detokenizer.test_respond import context
+from tests.helpers.contexts import context
 from tokservice.detokenizer.message_parser import message_parser
 from tokservice.protocol import context as contexts
 from tokservice.protocol.parts import Kind, Part

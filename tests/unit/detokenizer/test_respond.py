@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.contexts import context
 from tests.helpers.sse import chunks, events, text_of
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
-from tokservice.protocol import context as contexts
-from tokservice.protocol.context import Context
 from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, WireError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
@@ -17,26 +16,6 @@ RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LE
 A, B, C, EOS, EURO_1, EURO_2, LINES, SPACED = range(8)
 WORDS = [b"a", b"b", b"c", b"<eos>", b"\xe2\x82", b"\xac", "\u2028\u2029\x85\r\n\x0b".encode(), b" in the"]
 VOCABULARY = Vocabulary(WORDS, [*WORDS[:3], b"", *WORDS[4:]], strips_leading_space=True)
-
-
-def context(**fields: Any) -> bytes:
-    values: dict[str, Any] = {
-        "route": Route.CHAT_COMPLETIONS,
-        "response_id": "chatcmpl-1",
-        "created": 1700000000,
-        "model": "tiny",
-        "n": 1,
-        "num_prompt_tokens": (5,),
-        "stream": True,
-        "include_usage": False,
-        "continuous_usage": False,
-        "stop": (),
-        "include_stop": False,
-        "skip_special_tokens": True,
-        "min_tokens": 0,
-        "bare_prompts": (),
-    }
-    return contexts.encode(Context(**values | fields))
 
 
 def responder(**fields: Any) -> Responder:

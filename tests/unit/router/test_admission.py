@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from tests.helpers.router import API, DETOKENIZER, ENGINE, EVERYONE, ROUTER, TOKENIZER_0, TOKENIZER_1, Bench
+from tests.helpers.router import status_and_code as _code
 from tokservice.wire.messages import Abort, FinishReason, Prepare
-
-
-def _code(answer: tuple[int, bytes]) -> tuple[int, str]:
-    return answer[0], json.loads(answer[1])["error"]["code"]
 
 
 def test_a_complete_body_goes_to_a_tokenizer_with_its_engine_and_detokenizer() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from tests.helpers.router import API, ENGINE, TOKENIZER_0, TOKENIZER_1, Bench
+from tests.helpers.router import status_and_code as _code
 from tokservice.router.core import BUSY_TICK_S, IDLE_TICK_S
 from tokservice.wire import errors
 from tokservice.wire.messages import Abort, FinishReason, Prepare, ReadyBytes
-
-
-def _code(answer: tuple[int, bytes]) -> tuple[int, str]:
-    return answer[0], json.loads(answer[1])["error"]["code"]
 
 
 def test_waiting_too_long_for_a_tokenizer_is_503() -> None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tokenizer.test_prepare import make
 from tokservice.protocol import context as contexts
 from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
 from tokservice.protocol.reading import Reader
@@ -155,11 +154,6 @@ def test_what_the_answer_repeats() -> None:
     with pytest.raises(RequestError) as caught:
         repeated_fields(read(user="x" * MAX_REPEATED_BYTES), GenerationDefaults())
     assert (caught.value.status, caught.value.param) == (400, "user")
-
-
-@pytest.fixture(scope="module")
-def preparer(tmp_path_factory: pytest.TempPathFactory) -> Preparer:
-    return make(tmp_path_factory.mktemp("model"))
 
 
 def test_a_prepared_request(preparer: Preparer) -> None:

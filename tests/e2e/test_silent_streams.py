@@ -13,7 +13,7 @@ from tests.helpers.server import SIMULATED, Server, running_server
 
 MODEL = "smollm2-135m-instruct"
 NUM_TOKENS = 2
-SETTINGS = ("--set", "api.sse_keepalive_s=0.1", "--set", "simulated.step_ms=2500")  # looked after once a second
+SETTINGS = ("--set", "api.sse_keepalive_s=0.1", "--set", "simulated.step_ms=1500")  # looked after once a second
 KEEPALIVE = ": keep-alive\n\n"
 
 

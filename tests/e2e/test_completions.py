@@ -84,6 +84,43 @@ def test_ids_in_and_ids_out(default_model: Server, api: openai.OpenAI, model: st
         wait_for(lambda: default_model.gauge("pretokenized_prompts_total") >= 2, what="ids are counted")
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
+def test_ids_logprobs_and_text_agree_where_a_stop_string_ends_it(default_model: Server, path: str) -> None:
+    with httpx.Client(base_url=default_model.url, timeout=60, trust_env=False) as http:
+        prompt = http.post("/tokenize", json={"prompt": FRANCE}).json()["tokens"]
+        sampling: dict[str, Any] = {"temperature": 0, "max_tokens": 24, "stop": ["ari"]}
+        body = {
+            "/generate": {"prompt_token_ids": prompt, "sampling_params": {**sampling, "logprobs": 0}},
+            "/v1/completions": {"prompt": FRANCE, **sampling, "logprobs": 0, "return_token_ids": True},
+            "/v1/chat/completions": {
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                **sampling,
+                "logprobs": True,
+                "return_token_ids": True,
+            },
+        }[path]
+        whole = http.post(path, json=body).json()
+        streamed = events(http.post(path, json=body | {"stream": True}).content)
+        (choice,) = whole["choices"]
+        parts = [part for event in streamed for part in event["choices"]]
+        ids = choice["token_ids"]
+        assert choice["finish_reason"] == "stop"
+        assert [token for part in parts for token in part["token_ids"]] == ids
+        assert len(ids) == whole["usage"]["completion_tokens"]
+        text = http.post("/detokenize", json={"tokens": ids}).json()["prompt"]
+        assert "ari" in text
+        if path == "/generate":
+            assert [entry["token_id"] for entry in choice["logprobs"]] == ids
+        elif path == "/v1/completions":
+            assert choice["text"] == text_of(streamed) == text.partition("ari")[0]
+            assert len(choice["logprobs"]["tokens"]) == len(ids)
+        else:
+            entries = choice["logprobs"]["content"]
+            assert choice["message"]["content"] == text_of(streamed) == text.partition("ari")[0]
+            assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == choice["message"]["content"]
+            assert len(entries) == len(ids)
+
+
 def test_a_plain_answer_keeps_its_logprobs_when_workers_die() -> None:
     """The journal holds token ids; the logprobs of those that a dead detokenizer consumed cannot be had again."""
     body = {"prompt": "tell", "max_tokens": 60, "seed": 5, "n": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1}

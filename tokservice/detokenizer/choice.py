@@ -28,7 +28,6 @@ class ChoiceText:
         "_min_tokens",
         "_stream",
         "finish_reason",
-        "is_cut",
         "num_tokens",
         "stop_string",
     )
@@ -48,8 +47,7 @@ class ChoiceText:
         self._min_tokens = min_tokens  # stop strings are not looked for in the text of so many tokens
         self._log = log
         self.num_tokens = 0  # consumed
-        self.is_cut = False  # a stop string ended it
-        self.stop_string = ""  # this one
+        self.stop_string = ""  # that ended it
         self.finish_reason = FinishReason.RUNNING
 
     def push(self, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None = None) -> str:
@@ -82,14 +80,21 @@ class ChoiceText:
             return self._stream.push(token_ids)
         shown = []
         for token_id in token_ids:  # one by one: the tokens after a stop string are not consumed
-            if self._log is not None:
-                self._log.add(token_id, self._stream.data(token_id))
             self.num_tokens += 1
-            text = self._stream.push((token_id,))
+            text = self._next(token_id)
             shown.append(self._match(text) if self.num_tokens > self._min_tokens else self._count(text, text))
             if self.finish_reason:
                 break
         return "".join(shown)
+
+    def _next(self, token_id: int) -> str:
+        """The text that a token completes."""
+        if self._log is None:
+            return self._stream.push((token_id,))
+        data = self._stream.data(token_id)
+        text = self._stream.push((token_id,))
+        self._log.add(token_id, data, len(text), is_unfinished=bool(self._stream.pending))
+        return text
 
     def _push_hidden(self, token_ids: Sequence[int]) -> str:
         before = copy(self._stream), copy(self._matcher)
@@ -107,8 +112,8 @@ class ChoiceText:
     def _match(self, text: str) -> str:
         if self._matcher is None:
             return self._count(text, text)
-        shown, self.is_cut = self._matcher.push(text, include_stop=self._include_stop)
-        if self.is_cut:
+        shown, is_cut = self._matcher.push(text, include_stop=self._include_stop)
+        if is_cut:
             self.finish_reason, self.stop_string = FinishReason.STOP, self._matcher.matched
         return self._count(text, shown)
 

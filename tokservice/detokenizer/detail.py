@@ -45,11 +45,7 @@ class Detail:
             piece.prompt = self._report(self.prompt_rows)
             self._num_echoed = len(piece.prompt.text) if piece.prompt else 0
         if self._log is not None:
-            piece.tokens = self._behind_echo(self._log.take())
-            if choice.is_cut:
-                piece.unscored = self._log.rest()
-            elif choice.finish_reason:
-                piece.tokens += self._behind_echo(self._log.rest())
+            piece.tokens = self._behind_echo(self._log.take() + (self._log.rest() if choice.finish_reason else []))
         self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
         piece.calls_tools = self._calls_tools
         if any(part.kind == Kind.REASONING for part in piece.parts):

@@ -74,12 +74,7 @@ class Piece:
     """What one event, or a whole plain response, says about a choice."""
 
     parts: list[Part] = field(default_factory=list)
-    tokens: list[TokenEntry] = field(
-        default_factory=list
-    )  # those that this piece is about, where ids or logprobs are asked for
-    unscored: list[TokenEntry] = field(
-        default_factory=list
-    )  # tokens whose text a stop string cut away: they have an id, but no logprob
+    tokens: list[TokenEntry] = field(default_factory=list)  # of this piece, where ids or logprobs are asked for
     prompt: PromptReport | None = None  # in the first piece
     finish: FinishReason = FinishReason.RUNNING
     calls_tools: bool = False  # a tool call has begun, in this piece or before
@@ -98,7 +93,6 @@ def merged(pieces: Iterable[Piece]) -> Piece:
     for piece in pieces:
         whole.parts += piece.parts
         whole.tokens += piece.tokens
-        whole.unscored += piece.unscored
         whole.prompt = whole.prompt or piece.prompt
         whole.finish = piece.finish or whole.finish
         whole.calls_tools = piece.calls_tools

@@ -9,7 +9,6 @@ A new route is a class with the methods of ``ResponseFormat`` and a line in ``re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Protocol
 
 from tokservice.protocol.anthropic_format import MessagesFormat
@@ -199,7 +198,7 @@ class GenerateFormat(CompletionFormat):
 
 
 def _ids(piece: Piece) -> bytes:
-    return json_value([entry.token_id for entry in chain(piece.tokens, piece.unscored)])
+    return json_value([entry.token_id for entry in piece.tokens])
 
 
 def _about_prompt(prompt: PromptReport | None) -> bytes:

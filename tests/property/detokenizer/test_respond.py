@@ -168,5 +168,19 @@ def test_stream_and_plain_response_agree(request: tuple[bytes, list[tuple[int, l
         assert told(parsed, choice["index"]) == told([{"choices": [choice]}], choice["index"])
         closing = [c for e in parsed for c in e["choices"] if c["index"] == choice["index"]][-1]
         assert closing["finish_reason"] == choice["finish_reason"] is not None
+        agree(fields, told([{"choices": [choice]}], choice["index"]))
     if fields["include_usage"]:
         assert parsed[-1]["usage"] == plain["usage"]
+    if fields["return_token_ids"]:
+        assert sum(len(choice["token_ids"]) for choice in plain["choices"]) == plain["usage"]["completion_tokens"]
+
+
+def agree(fields: dict[str, Any], choice: dict[str, Any]) -> None:
+    """Ids, logprobs and text, with a stop string or without."""
+    if fields["num_logprobs"] < 0:
+        return
+    if fields["return_token_ids"] and not fields["echo"]:
+        assert len(choice["ids"]) == len(choice["logprobs"])
+    if fields["route"] == Route.CHAT_COMPLETIONS and not (fields["tool_format"] or fields["reasoning"]):
+        joined = bytes(byte for entry in choice["logprobs"] for byte in entry["bytes"])
+        assert joined.decode(errors="replace") == choice["text"]

@@ -97,11 +97,38 @@ def test_the_end_token_has_an_entry_without_bytes() -> None:
     assert choice["finish_reason"] == "stop"
 
 
-def test_a_stop_string_cuts_the_entries_but_not_the_ids() -> None:
-    choice = plain([[A], [B], [C], [A]], num_logprobs=0, return_token_ids=True, stop=("bc",), prompt_ids=(b"",))
-    assert choice["message"]["content"] == "a"
-    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["a"]
-    assert choice["token_ids"] == [A, B, C]
+@pytest.mark.parametrize(
+    ("stop", "text", "shown"),
+    [
+        ("bc", "a€", [[A], [EURO_1], [EURO_2], [], []]),  # whole tokens
+        ("th", " in ", [[SPACED]]),  # the beginning of a token's text stays
+        ("€b", "a", [[A], [], [], []]),  # as does none of a character
+    ],
+)
+@pytest.mark.parametrize("route", [Route.COMPLETIONS, Route.CHAT_COMPLETIONS])
+def test_ids_logprobs_and_text_agree_where_a_stop_string_ends_it(
+    stop: str, text: str, shown: list[list[int]], route: Route
+) -> None:
+    """All ids were told, but no logprobs for those of the stop string, so that no client could pair them."""
+    tokens = [SPACED] if stop == "th" else [A, EURO_1, EURO_2, B, C]
+    fields: dict[str, Any] = {"route": route, "num_logprobs": 0, "return_token_ids": True, "stop": (stop,)}
+    steps = [[token] for token in [*tokens, A]]
+    choice = plain(steps, **fields)
+    assert choice["token_ids"] == tokens[: len(shown)]
+    parts = [part for event in events(run(steps, **fields)) for part in event["choices"]]
+    assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
+    if route == Route.COMPLETIONS:
+        assert choice["text"] == text
+        assert len(choice["logprobs"]["tokens"]) == len(shown)
+        assert max(choice["logprobs"]["text_offset"]) <= len(text)
+        for key, values in choice["logprobs"].items():
+            assert [value for part in parts for value in part["logprobs"][key]] == values
+        return
+    entries = choice["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == choice["message"]["content"] == text
+    whole = [b"".join(VOCABULARY.all_bytes[token] for token in ids) for ids in shown]
+    assert all(bytes(entry["bytes"]) in (data, text.encode()) for entry, data in zip(entries, whole, strict=True))
+    assert [entry for part in parts for entry in part["logprobs"]["content"]] == entries
 
 
 @pytest.mark.parametrize("steps", [[[A], [B], [EURO_1], [EURO_2], [EOS]], [[A, B, EURO_1], [EURO_2, EOS]]])
@@ -191,6 +218,16 @@ def test_generate_gives_ids_at_once() -> None:
         "top_logprobs": [{"token_id": C, "logprob": -0.25}],
     }
     assert choices[1]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("steps", [[[A], [B], [C], [A]], [[A, B, C, A]]])
+def test_generate_gives_the_ids_of_a_stop_string_with_their_logprobs(steps: list[list[int]]) -> None:
+    fields: dict[str, Any] = {"route": Route.GENERATE, "num_logprobs": 0, "stop": ("bc",)}
+    whole = plain(steps, **fields)
+    parts = [event["choices"][0] for event in events(run(steps, **fields))]
+    assert whole["token_ids"] == [entry["token_id"] for entry in whole["logprobs"]] == [A, B, C]
+    for key in ("token_ids", "logprobs"):
+        assert [entry for part in parts for entry in part[key]] == whole[key]
 
 
 # --- tool calls and thoughts in the forms of chat -------------------------------------------------------------

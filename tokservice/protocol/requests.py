@@ -56,7 +56,7 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     """The function of a tool call; arguments as the API's JSON text, or as the object itself."""
 
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct, forbid_unknown_fields=True):

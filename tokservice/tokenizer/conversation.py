@@ -20,6 +20,7 @@ from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
+NO_ARGUMENTS = ("", "null")  # models and clients write so that there are none
 
 TOOLS_PROMPT = """\
 You can call the functions that are described here, one in each line:
@@ -124,9 +125,11 @@ def _string(raw: msgspec.Raw | None) -> str | None:
 
 
 def _tool_call(place: int, call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
-    arguments = call.function.arguments
-    text = arguments or "{}" if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    mapping = _mapping(place, text) if isinstance(arguments, str) else arguments
+    arguments = call.function.arguments or {}
+    if isinstance(arguments, str) and arguments.strip() in NO_ARGUMENTS:
+        arguments = {}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    mapping = _mapping(place, arguments) if isinstance(arguments, str) else arguments
     function = {"name": call.function.name, "arguments": text if template.wants_arguments_as_text else mapping}
     plain: dict[str, Any] = {"type": "function", "function": function}
     return plain if call.id is None else {"id": call.id, **plain}

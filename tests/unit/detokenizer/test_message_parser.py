@@ -67,6 +67,10 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
+        ("hermes", '<tool_call>{"arguments": null, "name": "add"}</tool_call>', "", [("add", "{}")]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": nil}</tool_call>', "", [("add", "nil")]),
+        ("hermes", '<tool_call>{"name": "add", "parameters": {"a": 1}, "arguments": {}}', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add", "id": 7, "arguments": {"a', "", [("add", '{"a')]),
         ("hermes", "<tool_call>nonsense</tool_call> x", "<tool_call>nonsense</tool_call> x", []),
         ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
@@ -117,6 +121,7 @@ def hermes(name: str, arguments: str) -> str:
     ],
 )
 def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple[str, str]], size: int) -> None:
+    """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896."""
     assert parse(text, tool_format, size=size) == ("", content, calls)
 
 

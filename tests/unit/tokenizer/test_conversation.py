@@ -108,11 +108,14 @@ def test_tool_arguments_take_the_form_that_the_template_needs(arguments: Any) ->
     assert render(calls(arguments), concatenates) == 'f{"k": "v"}'
 
 
-def test_empty_tool_arguments_are_an_empty_object() -> None:
-    assert render(calls(""), ChatTemplate(TOOLS.replace("%s", "{{ c.function.arguments | tojson }}"), {})) == "{}"
+@pytest.mark.parametrize("arguments", ["", " ", "null", "{}", None, {}])
+def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
+    """A call without arguments, sent back, was refused, or reached the template as none: vllm#43851, vllm#19419."""
+    for written in ("{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}"):
+        assert render(calls(arguments), ChatTemplate(TOOLS.replace("%s", written), {})) == "{}"
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "null", "[" * 20_000, '{"k":' * 1000 + "1" + "}" * 1000])
+@pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "[" * 20_000, '{"k":' * 1000 + "1" + "}" * 1000])
 def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     """Nesting inside the string is bounded like that of the body: Rapid-MLX#798."""
     assert refused(calls(arguments)).param == "messages"

@@ -1,7 +1,7 @@
 """Reads one tool call that is written as a JSON object, and passes its arguments on as they come.
 
 Detokenizer worker; pure. The object has a "name", and "arguments" or "parameters", in any order; other keys are read
-over. Arguments that are a string hold the JSON text themselves.
+over, and so are further arguments. Arguments that are a string hold the JSON text themselves; null is none.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class CallObject:
         self._scanner = JsonScanner()
         self._value = ""  # of the key or value that is being read
         self._key = ""
+        self._is_argued = False  # the arguments were read
 
     @property
     def is_done(self) -> bool:
@@ -45,6 +46,10 @@ class CallObject:
     def is_broken(self) -> bool:
         """This is no such object; ``raw`` ends with the character that shows it."""
         return self._at == _At.BROKEN
+
+    @property
+    def _is_arguments(self) -> bool:
+        return self._key in ARGUMENT_KEYS and not self._is_argued
 
     def take(self, character: str) -> None:
         """Read one more character."""
@@ -87,7 +92,7 @@ class CallObject:
             return True
         if belongs:
             self._value += character
-            if self._key in ARGUMENT_KEYS and self._value[0] != '"':
+            if self._is_arguments and self._value[0] not in '"n':
                 self.arguments += character
         if self._scanner.done:
             self._end_value()
@@ -99,8 +104,12 @@ class CallObject:
             self.name = _string(self._value)
             if not self.name:
                 self._at = _At.BROKEN
-        elif self._key in ARGUMENT_KEYS and self._value.startswith('"'):
-            self.arguments += _string(self._value) or ""
+        elif self._is_arguments:
+            self._is_argued = True
+            if self._value.startswith('"'):
+                self.arguments += _string(self._value) or ""
+            elif self._value.startswith("n") and self._value != "null":
+                self.arguments += self._value
 
 
 def _string(text: str) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-_EXPOSED = b"\r\naccess-control-expose-headers: x-request-id, retry-after"
+_EXPOSED = b"\r\naccess-control-expose-headers: x-request-id, request-id, retry-after"
 _PREFLIGHT = b"\r\naccess-control-allow-methods: GET, HEAD, POST\r\naccess-control-max-age: 600"
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, \t-]{1,4096}")  # a list of tokens (RFC 9110, section 5.6.2)
 

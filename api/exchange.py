@@ -7,7 +7,7 @@ from typing import Protocol
 from api.cors import Origins
 from api.http_head import CONTINUE, EVENT_STREAM, JSON, KEEPALIVE, LAST_CHUNK, chunk, response_head, safe_label
 from api.kept_body import KeptBody
-from tokservice.wire.errors import RequestError
+from tokservice.wire.errors import ANTHROPIC_ROUTES, RequestError
 from tokservice.wire.messages import Buffer
 
 SMALL_BODY_BYTES = 64 * 1024
@@ -165,16 +165,20 @@ class Exchange:
         self._finish()
 
     def _head(self, status: int, content_type: str, content_length: int | None, allow: bytes = b"") -> bytes:
+        extra = self.line.origins.headers(self.method, self.headers) if self.line.origins is not None else b""
+        label = self.label
+        if label and self.route in ANTHROPIC_ROUTES:
+            extra += b"\r\nrequest-id: " + label  # the name that clients of that API read
         return response_head(
             status,
             content_type,
             content_length=content_length,
             chunked=self._chunked,
             keep_alive=self.keep_alive,
-            label=self.label,
+            label=label,
             date=self.line.date,
             allow=allow,
-            extra=self.line.origins.headers(self.method, self.headers) if self.line.origins is not None else b"",
+            extra=extra,
         )
 
     def _finish(self) -> None:

@@ -132,7 +132,7 @@ def test_a_demanded_call_and_its_result(api: anthropic.Anthropic, choice: Any) -
         ({"max_tokens": 0}, "max_tokens"),
         ({"surprise": 1}, "surprise"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1000}}, "budget_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),

@@ -108,6 +108,9 @@ WORKS: dict[str, list[dict[str, Any]]] = {
     "instructions": [{"instructions": "x"}],
     "text": [{"text": {"format": {"type": "json_object"}}}],
     "include": [{"include": ["message.output_text.logprobs"]}],
+    "thinking": [{"thinking": {"type": kind}} for kind in ("adaptive", "disabled")],
+    "output_config": [{"output_config": {"format": {"type": "json_schema", "schema": OBJECT}}}],
+    "output_format": [{"output_format": {"type": "json_schema", "schema": OBJECT}}],
 }
 # Where a path has its own form of a field.
 OWN: dict[tuple[str, str], list[dict[str, Any]]] = {
@@ -148,10 +151,8 @@ REFUSED: dict[str, Any] = {  # "x" where nothing is named here
     "store": True,
     "background": True,
     "modalities": ["audio"],
-    "thinking": {"type": "enabled", "budget_tokens": 1024},
-    "output_config": {"effort": "low"},
+    "output_config": {"task_budget": {"type": "tokens", "total": 5}},
     "mcp_servers": [{"name": "x"}],
-    "context_management": {"edits": [{"type": "x"}]},
     "echo": True,
     "prompt": {"id": "x"},
     "prompt_cache_options": {"x": 1},

@@ -33,7 +33,7 @@ class Detail:
         self._report = report
         self._has_begun = False
         self._calls_tools = False
-        self._num_reasoning_tokens = 0
+        self.num_reasoning_tokens = 0  # all up to the end of the thoughts
         self._num_echoed = 0  # characters of the prompt before the output
 
     def piece(self, choice: ChoiceText, shown: str) -> Piece:
@@ -49,8 +49,7 @@ class Detail:
         self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
         piece.calls_tools = self._calls_tools
         if any(part.kind == Kind.REASONING for part in piece.parts):
-            self._num_reasoning_tokens = choice.num_tokens
-        piece.num_reasoning_tokens = self._num_reasoning_tokens
+            self.num_reasoning_tokens = choice.num_tokens
         return piece
 
     def _behind_echo(self, entries: list[TokenEntry]) -> list[TokenEntry]:

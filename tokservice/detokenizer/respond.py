@@ -68,7 +68,8 @@ class Responder:
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
         self._pieces: list[list[Piece]] = [[] for _ in self._choices]  # of a plain response
-        self._is_numbered = self._context.route == Route.RESPONSES  # its events
+        # Where events are numbered, or tokens of thoughts counted, each token has to be looked at alone.
+        self._one_by_one = self._context.route == Route.RESPONSES or bool(self._context.reasoning)
         self._is_bare = self._context.stream and not self._details and not self._context.continuous_usage
         self._cached = [0] * len(self._context.num_prompt_tokens)  # prompt tokens found in the prefix cache
         self._num_running = len(self._choices)
@@ -181,11 +182,11 @@ class Responder:
     def _consume(
         self, choice: int, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None
     ) -> bytes:
-        """The events that some tokens make: one for all of them, or, where events are numbered, those that each would
+        """The events that some tokens make: one for all of them, or, where something is counted, those that each would
         make alone: a successor, which replays many at once, has to count the same.
         """
         text = self._choices[choice]
-        if not self._is_numbered or len(token_ids) < 2:
+        if not self._one_by_one or len(token_ids) < 2:
             return self._show(choice, text.push(token_ids, finish_reason, rows))
         events = []
         for place in range(len(token_ids)):
@@ -238,12 +239,16 @@ class Responder:
 
     def _usage(self) -> Usage:
         num_output_tokens = sum(text.num_tokens for text in self._choices)
-        return Usage(sum(self._context.num_prompt_tokens), num_output_tokens, sum(self._cached))
+        num_reasoning_tokens = sum(detail.num_reasoning_tokens for detail in self._details)
+        return Usage(sum(self._context.num_prompt_tokens), num_output_tokens, sum(self._cached), num_reasoning_tokens)
 
     def _choice_usage(self, choice: int) -> Usage:
         prompt = choice // self._context.n
         num_output_tokens = self._choices[choice].num_tokens
-        return Usage(self._context.num_prompt_tokens[prompt], num_output_tokens, self._cached[prompt])
+        num_reasoning_tokens = self._details[choice].num_reasoning_tokens if self._details else 0
+        return Usage(
+            self._context.num_prompt_tokens[prompt], num_output_tokens, self._cached[prompt], num_reasoning_tokens
+        )
 
 
 def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:

@@ -25,6 +25,12 @@ class CachedTokens(Answer):
     cached_tokens: int
 
 
+class ReasoningTokens(Answer):
+    """``completion_tokens_details``"""
+
+    reasoning_tokens: int
+
+
 class Usage(Answer):
     """Tokens of all prompts and choices; those of an output end with its stop string."""
 
@@ -32,6 +38,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class CompletionLogprobs(Answer):
@@ -121,6 +128,8 @@ class AssistantMessage(Answer):
 
     role: typing.Literal["assistant"]
     content: str | None
+    refusal: None  # a model's refusal is content like any other
+    annotations: list[str]  # there are none
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[AnsweredToolCall] | UnsetType = UNSET
 
@@ -222,6 +231,7 @@ class Completion(Generated, kw_only=True):
 
     object: typing.Literal["text_completion"]
     choices: list[CompletionChoice]
+    system_fingerprint: str  # the server's version
     usage: Usage
 
 
@@ -230,6 +240,7 @@ class CompletionChunk(Generated, kw_only=True):
 
     object: typing.Literal["text_completion"]
     choices: list[CompletionChunkChoice]
+    system_fingerprint: str | UnsetType = UNSET  # where a choice ends
     usage: Usage | UnsetType | None = UNSET
 
 
@@ -238,6 +249,8 @@ class ChatCompletion(Generated, kw_only=True):
 
     object: typing.Literal["chat.completion"]
     choices: list[ChatChoice]
+    system_fingerprint: str  # the server's version
+    service_tier: typing.Literal["default"]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
@@ -248,6 +261,8 @@ class ChatCompletionChunk(Generated, kw_only=True):
 
     object: typing.Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
+    system_fingerprint: str | UnsetType = UNSET  # where a choice ends, as the next
+    service_tier: typing.Literal["default"] | UnsetType = UNSET
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import typing
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
 from tokservice.protocol.answers import Answer
 
 
@@ -15,7 +17,7 @@ class TextContent(Answer, tag_field="type", tag="text"):
 
 
 class ThinkingContent(Answer, tag_field="type", tag="thinking"):
-    """Thoughts of the model; nobody signs them here."""
+    """Thoughts of the model. The signature is but a name: clients send no thoughts back that have none."""
 
     thinking: str
     signature: str
@@ -33,13 +35,32 @@ Content = TextContent | ThinkingContent | ToolUseContent
 StopReason = typing.Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
-class MessageUsage(Answer):
+class ThinkingTokens(Answer):
+    """``output_tokens_details``"""
+
+    thinking_tokens: int
+
+
+class FinalUsage(Answer):
     """Numbers of tokens; those read from the cache do not count as input."""
 
     input_tokens: int
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: ThinkingTokens
+
+
+class MessageUsage(FinalUsage):
+    """The same, with the only tier that there is."""
+
+    service_tier: typing.Literal["standard"]
+
+
+class AppliedEdits(Answer):
+    """``context_management``, where it was asked for: nothing of the conversation is cleared."""
+
+    applied_edits: list[str]
 
 
 class AnsweredMessage(Answer, tag_field="type", tag="message"):
@@ -52,12 +73,20 @@ class AnsweredMessage(Answer, tag_field="type", tag="message"):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: AppliedEdits | UnsetType = UNSET
+
+
+class OriginalTokens(Answer):
+    """``context_management``, where it was asked for: the same number, as nothing is cleared."""
+
+    original_input_tokens: int
 
 
 class TokenCount(Answer):
     """The body of ``/v1/messages/count_tokens``."""
 
     input_tokens: int
+    context_management: OriginalTokens | UnsetType = UNSET
 
 
 # --- events ---------------------------------------------------------------------------------------------------
@@ -92,6 +121,12 @@ class ThinkingDelta(Answer, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
+class SignatureDelta(Answer, tag_field="type", tag="signature_delta"):
+    """The end of the thoughts."""
+
+    signature: str
+
+
 class InputJsonDelta(Answer, tag_field="type", tag="input_json_delta"):
     """More of the JSON text of a tool's input."""
 
@@ -102,7 +137,7 @@ class ContentBlockDelta(Answer, tag_field="type", tag="content_block_delta"):
     """A block grows."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | InputJsonDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class ContentBlockStop(Answer, tag_field="type", tag="content_block_stop"):
@@ -122,7 +157,8 @@ class EndedMessage(Answer, tag_field="type", tag="message_delta"):
     """All blocks are complete; the usage is that of the whole message."""
 
     delta: MessageEnd
-    usage: MessageUsage
+    usage: FinalUsage
+    context_management: AppliedEdits | UnsetType = UNSET
 
 
 class MessageStop(Answer, tag_field="type", tag="message_stop"):

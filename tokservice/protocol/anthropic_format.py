@@ -6,6 +6,7 @@ which blocks there are depends on the parts of the answer alone, never on how th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ _DELTAS = {  # the beginning of the object that tells of it
     Kind.REASONING: b'{"type":"thinking_delta","thinking":',
     Kind.ARGUMENTS: b'{"type":"input_json_delta","partial_json":',
 }
+_SIGNATURE_BYTES = 16
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
@@ -35,6 +37,7 @@ class MessagesFormat:
         self._num_blocks = 0  # opened so far
         self._open: Kind | None = None  # what the open block is: CONTENT, REASONING or CALL
         self._last = Piece()  # the one that ended the choice
+        self._more: dict[str, Any] = orjson.loads(context.more_fields)
 
     def delta(self, choice: int, text: str) -> bytes:
         """See ResponseFormat. The block is open: it began with the first event."""
@@ -54,8 +57,8 @@ class MessagesFormat:
 
     def closing(self, usage: Usage) -> bytes:
         """See ResponseFormat."""
-        ended = _event("message_delta", {"delta": _stop(self._last), "usage": _usage(usage)})
-        return ended + _event("message_stop", {})
+        ended = {"delta": _stop(self._last), "usage": _usage(usage), **self._more}
+        return _event("message_delta", ended) + _event("message_stop", {})
 
     def failure(self, error: RequestError) -> bytes:
         """See ResponseFormat."""
@@ -64,11 +67,13 @@ class MessagesFormat:
     def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
         """See ResponseFormat."""
         (piece,) = pieces
-        return json_value(self._message(_blocks(self._context, piece.parts), piece, usage))
+        message = self._message(_blocks(self._context, piece.parts), piece, usage)
+        return json_value({**message, **self._more})
 
     def _message(self, blocks: list[dict[str, Any]], piece: Piece, usage: Usage) -> dict[str, Any]:
         message = {"id": self._context.response_id, "type": "message", "role": "assistant"}
-        return {**message, "model": self._context.model, "content": blocks, **_stop(piece), "usage": _usage(usage)}
+        known = {**_usage(usage), "service_tier": "standard"}
+        return {**message, "model": self._context.model, "content": blocks, **_stop(piece), "usage": known}
 
     def _part(self, part: Part) -> bytes:
         opening = b""
@@ -79,7 +84,7 @@ class MessagesFormat:
             opening += _event("content_block_start", block)
             self._open = kind
             self._num_blocks += 1
-        if part.kind == Kind.CALL:
+        if part.kind == Kind.CALL or _is_omitted(self._context, part):
             return opening
         return opening + self._delta(part.kind, json_text(part.text))
 
@@ -91,10 +96,15 @@ class MessagesFormat:
         )
 
     def _close(self) -> bytes:
-        if self._open is None:
+        kind, self._open = self._open, None
+        if kind is None:
             return b""
-        self._open = None
-        return _event("content_block_stop", {"index": self._num_blocks - 1})
+        place = {"index": self._num_blocks - 1}
+        signature = b""
+        if kind == Kind.REASONING:
+            delta = {"type": "signature_delta", "signature": _signature(self._context, self._num_blocks - 1)}
+            signature = _event("content_block_delta", {**place, "delta": delta})
+        return signature + _event("content_block_stop", place)
 
 
 def _blocks(context: Context, parts: Iterable[Part]) -> list[dict[str, Any]]:
@@ -110,9 +120,21 @@ def _blocks(context: Context, parts: Iterable[Part]) -> list[dict[str, Any]]:
         if part.kind == Kind.CALL or not blocks or blocks[-1]["type"] != block["type"]:
             blocks.append(block)
             arguments = ""
-        if part.kind != Kind.CALL:
+            if part.kind == Kind.REASONING:
+                block["signature"] = _signature(context, len(blocks) - 1)
+        if part.kind != Kind.CALL and not _is_omitted(context, part):
             blocks[-1][_GROWS[part.kind]] += part.text
     return blocks
+
+
+def _is_omitted(context: Context, part: Part) -> bool:
+    return context.omits_thoughts and part.kind == Kind.REASONING
+
+
+def _signature(context: Context, block: int) -> str:
+    """Clients that see none do not send thoughts back; the same from any worker, and never verified."""
+    name = f"{context.response_id}/{block}".encode()
+    return hashlib.blake2b(name, digest_size=_SIGNATURE_BYTES).hexdigest()
 
 
 def _block(context: Context, part: Part) -> dict[str, Any]:
@@ -147,13 +169,14 @@ def _stop(piece: Piece) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": piece.stop_string or None}
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def _usage(usage: Usage) -> dict[str, Any]:
     """``usage``: here the tokens found in the cache do not count as input."""
     return {
         "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.num_cached_tokens,
         "output_tokens": usage.num_output_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
     }
 
 

@@ -34,7 +34,7 @@ def message_delta(context: Context, choice: int, piece: Piece, *, first: bool) -
 
 def whole_message(context: Context, choice: int, piece: Piece) -> bytes:
     """The message of a choice. Its content is null where tool calls, or thoughts alone, take its place."""
-    message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+    message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
     reasoning = "".join(part.text for part in piece.parts if part.kind == Kind.REASONING)
     calls = _call_deltas(context, choice, piece.parts)
     if not piece.text and (reasoning or calls):

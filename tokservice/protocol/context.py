@@ -41,7 +41,8 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     tool_names: tuple[str, ...] = ()
     parallel_tool_calls: bool = True
     reasoning: str = ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it
-    repeated: bytes = b""  # the fields of the request that a response of the Responses API repeats: a JSON object
+    omits_thoughts: bool = False  # an answer of the Messages API says that there were thoughts, and not which
+    more_fields: bytes = b"{}"  # what the request adds to its response: a JSON object
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -62,11 +62,12 @@ class PromptReport:
 
 
 class Usage(NamedTuple):
-    """Numbers of tokens; the cached ones are among those of the prompt."""
+    """Numbers of tokens; the cached ones are among those of the prompt, those of the thoughts among the output."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int = 0  # all up to the end of the thoughts
 
 
 @dataclass(slots=True)
@@ -79,7 +80,6 @@ class Piece:
     finish: FinishReason = FinishReason.RUNNING
     calls_tools: bool = False  # a tool call has begun, in this piece or before
     stop_string: str = ""  # that ended the choice
-    num_reasoning_tokens: int = 0  # of the choice so far: all up to the end of the thoughts
 
     @property
     def text(self) -> str:
@@ -97,5 +97,4 @@ def merged(pieces: Iterable[Piece]) -> Piece:
         whole.finish = piece.finish or whole.finish
         whole.calls_tools = piece.calls_tools
         whole.stop_string = piece.stop_string
-        whole.num_reasoning_tokens = piece.num_reasoning_tokens
     return whole

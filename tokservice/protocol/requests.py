@@ -39,6 +39,7 @@ TokenId = Annotated[int, Bounds(0)]  # the vocabulary has an end too, which the 
 NumTokens = Annotated[int, Bounds(0)]
 NumLogprobs = Annotated[int, Bounds(0, 20)]
 Priority = Annotated[int, Bounds(-INT32, INT32 - 1)]
+Effort = typing.Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 LOGIT_BIAS = Bounds(-100, 100)
 
 # --- parts ----------------------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ class ChatBody(GenerationBody, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
     tools: list[Tool] | None = None
@@ -177,8 +179,7 @@ class ChatBody(GenerationBody, kw_only=True):
     functions: RefusedUnlessEmpty = NULL
     function_call: Annotated[Raw, Neutral("none")] = NULL
     documents: RefusedUnlessEmpty = NULL
-    reasoning_effort: Refused = NULL
-    verbosity: Refused = NULL
+    verbosity: Annotated[Raw, Neutral("medium")] = NULL
     modalities: Annotated[Raw, Neutral(["text"])] = NULL
     audio: Refused = NULL
     prediction: Refused = NULL

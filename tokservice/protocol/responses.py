@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from tokservice import __version__
 from tokservice.protocol.anthropic_format import MessagesFormat
 from tokservice.protocol.chat_message import message_delta, whole_message
 from tokservice.protocol.context import Context
@@ -27,14 +28,22 @@ _FINISH = {
     FinishReason.LENGTH: b'"length"',
 }
 TOOL_CALLS = b'"tool_calls"'
+FINGERPRINT = b',"system_fingerprint":"tokservice-%b"' % __version__.encode()
 
 
 def usage_json(usage: Usage) -> bytes:
     """The ``usage`` object."""
-    num_prompt_tokens, num_output_tokens, num_cached_tokens = usage
+    num_prompt_tokens, num_output_tokens, num_cached_tokens, num_reasoning_tokens = usage
     return (
-        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}}'
-    ) % (num_prompt_tokens, num_output_tokens, num_prompt_tokens + num_output_tokens, num_cached_tokens)
+        b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d},'
+        b'"completion_tokens_details":{"reasoning_tokens":%d}}'
+    ) % (
+        num_prompt_tokens,
+        num_output_tokens,
+        num_prompt_tokens + num_output_tokens,
+        num_cached_tokens,
+        num_reasoning_tokens,
+    )
 
 
 class ResponseFormat(Protocol):
@@ -77,6 +86,7 @@ class CompletionFormat:
 
     object = chunk_object = b"text_completion"
     open_delta, close_delta = b'"text":', b""
+    about_server = FINGERPRINT  # in a body, and in the event that ends a choice
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -99,7 +109,8 @@ class CompletionFormat:
     def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> bytes:
         """See ResponseFormat."""
         about_usage = b',"usage":' + usage_json(usage) if self._context.continuous_usage else self._usage_null
-        rest = self._rest(piece) + b"}]" + self._about_request(piece) + about_usage + b"}\n\n"
+        about_server = self.about_server if piece.finish else b""
+        rest = self._rest(piece) + b"}]" + self._about_request(piece) + about_server + about_usage + b"}\n\n"
         return self._choice[choice] + self._delta(choice, piece, first=first) + rest
 
     def closing(self, usage: Usage) -> bytes:
@@ -118,10 +129,11 @@ class CompletionFormat:
             b'{"index":%d,%b%b}' % (index, self._whole(index, piece), self._rest(piece))
             for index, piece in enumerate(pieces)
         ]
-        return b'%b"choices":[%b]%b,"usage":%b}' % (
+        return b'%b"choices":[%b]%b%b,"usage":%b}' % (
             self._head,
             b",".join(choices),
             self._about_request(pieces[0]),
+            self.about_server,
             usage_json(usage),
         )
 
@@ -168,6 +180,7 @@ class ChatFormat(CompletionFormat):
 
     object, chunk_object = b"chat.completion", b"chat.completion.chunk"
     open_delta, close_delta = b'"delta":{"content":', b"}"
+    about_server = FINGERPRINT + b',"service_tier":"default"'
 
     def _delta(self, choice: int, piece: Piece, *, first: bool) -> bytes:
         return b'"delta":' + message_delta(self._context, choice, piece, first=first)
@@ -189,6 +202,7 @@ class GenerateFormat(CompletionFormat):
     """``/generate``: token ids alone."""
 
     object, chunk_object = b"generate", b"generate.chunk"
+    about_server = b""
 
     def _whole(self, choice: int, piece: Piece) -> bytes:
         return b'"token_ids":' + _ids(piece)

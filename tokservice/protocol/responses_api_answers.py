@@ -156,6 +156,7 @@ class AnsweredResponse(Answer):
     prompt_cache_key: str | None
     reasoning: RepeatedReasoning
     safety_identifier: str | None
+    service_tier: typing.Literal["default"]
     store: typing.Literal[False]
     temperature: float
     text: RepeatedText

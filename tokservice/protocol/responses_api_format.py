@@ -130,14 +130,14 @@ class ResponsesApiFormat:
             "output": self._output,
             "usage": usage and self._usage(usage),
         }
-        return b"%b,%b" % (json_value(fields)[:-1], self._context.repeated[1:])
+        return b"%b,%b" % (json_value(fields)[:-1], self._context.more_fields[1:])
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
             "input_tokens": usage.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.num_output_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._last.num_reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
             "total_tokens": usage.num_prompt_tokens + usage.num_output_tokens,
         }
 

@@ -23,7 +23,7 @@ from tokservice.protocol.reading import (
     RefusedUnlessFalse,
     neutral_fields,
 )
-from tokservice.protocol.requests import CommonSampling, NumLogprobs, Priority
+from tokservice.protocol.requests import CommonSampling, Effort, NumLogprobs, Priority
 
 ItemStatus = typing.Literal["in_progress", "completed", "incomplete"]
 
@@ -166,7 +166,7 @@ class TextConfig(msgspec.Struct, forbid_unknown_fields=True):
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
     """``reasoning``; the effort goes to the chat template. Thoughts are given as they are, never summarised."""
 
-    effort: typing.Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Annotated[Raw, Neutral("auto")] = NULL
     generate_summary: Annotated[Raw, Neutral("auto")] = NULL
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -73,6 +73,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         try:
             tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
             if own_tokens is not None:
                 mark = own_tokens.mark([*special_tokens.values(), *template_marks.written(tree)])
                 template_marks.rewrite(tree, mark)
@@ -87,6 +88,7 @@ class ChatTemplate:
         # A template that does not know the role would drop such a message, or refuse it.
         self.knows_developer_role = "developer" in source
         self.wants_arguments_as_text = self._fails_on_mapping()
+        self.takes_late_system = self._shows_late_system()
 
     def render(
         self,
@@ -145,6 +147,19 @@ class ChatTemplate:
         except RequestError as error:
             return isinstance(error.__cause__, TypeError)
         return False
+
+    def _shows_late_system(self) -> bool:
+        """Whether a system message can stand behind others: some templates refuse it, or leave it out."""
+        first, user, assistant = ({"role": role, "content": "a turn"} for role in ("system", "user", "assistant"))
+        late = {"role": "system", "content": "a late one"}
+        for conversation in ([first, user, late], [first, user, assistant, late, user]):
+            try:
+                text = self.render(conversation, now=0, add_generation_prompt=True)
+            except RequestError:
+                return False
+            if late["content"] not in text:
+                return False
+        return True
 
 
 def _probes(template: ChatTemplate) -> list[str]:

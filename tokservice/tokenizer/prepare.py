@@ -10,6 +10,7 @@ import secrets
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -30,8 +31,7 @@ from tokservice.protocol.requests import (
 )
 from tokservice.protocol.responses_api_requests import ResponsesBody
 from tokservice.runtime.config import TokenizerConfig
-from tokservice.tokenizer import chat_template, conversation, responses_api_chat
-from tokservice.tokenizer.anthropic_chat import chat_body, tokenize_body
+from tokservice.tokenizer import anthropic_chat, chat_template, conversation, responses_api_chat
 from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
@@ -39,9 +39,10 @@ from tokservice.tokenizer.json_guard import check_depth
 from tokservice.tokenizer.logprob_fields import logprob_fields
 from tokservice.tokenizer.prepared import Answer, Output, Prepared, finished
 from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
-from tokservice.tokenizer.reasoning import reasoning_of
+from tokservice.tokenizer.reasoning import reasoning_of, with_effort
 from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
 from tokservice.tokenizer.tool_use import ToolUse, check_tools, format_of, plain_tools, tool_use
+from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import NOT_READY, RequestError
 from tokservice.wire.messages import Buffer, EngineLimits, Route
 
@@ -80,6 +81,7 @@ class Preparer:
         self._encoder = Encoder(model_dir, settings, randbits)
         self._template = chat_template.load(model_dir, chat_template_file, self._encoder.own_tokens)
         source = self._template.source if self._template else ""
+        self._traits = _traits(self._template, reasoning_parser)
         self._tool_format = format_of(source) if tool_call_parser == "auto" else tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._defaults = load_defaults(model_dir)
@@ -128,10 +130,9 @@ class Preparer:
             case Route.DETOKENIZE:
                 return self._detokenize(self._detokenizes.read(data), self._limits)
             case Route.MESSAGES:
-                return self._chat(chat_body(self._messages.read(data)), now, self._limits, route)
+                return self._message(self._messages.read(data), now, self._limits)
             case Route.COUNT_TOKENS:
-                ids = self._token_ids_of(tokenize_body(self._token_counts.read(data)), now, self._limits)
-                return Answer(orjson.dumps({"input_tokens": len(ids)}))
+                return self._count_tokens(self._token_counts.read(data), now, self._limits)
             case Route.RESPONSES:
                 return self._respond(self._responses.read(data), now, self._limits)
 
@@ -161,7 +162,9 @@ class Preparer:
         now: float,
         limits: EngineLimits,
         route: Route = Route.CHAT_COMPLETIONS,
-        repeated: bytes = b"",
+        more_fields: bytes = b"{}",
+        *,
+        omits_thoughts: bool = False,
     ) -> Prepared:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
@@ -170,12 +173,16 @@ class Preparer:
             message = f"'{guide.param}' and a 'tool_choice' that demands a call exclude each other."
             raise RequestError(message, param=guide.param, code="invalid_value")
         guide = guide or tools.guide
-        text = self._render(body.messages, body, now, tools)
+        variables = with_effort(
+            body.chat_template_kwargs, body.reasoning_effort, self._traits, param="reasoning_effort"
+        )
+        text = self._render(body.messages, body, now, tools, variables)
         output = dataclasses.replace(
             _output(body, body, limits),
             tools=tools,
             reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
-            repeated=repeated,
+            omits_thoughts=omits_thoughts,
+            more_fields=more_fields,
         )
         return self._generate(
             route,
@@ -190,11 +197,26 @@ class Preparer:
             limits=limits,
         )
 
+    def _message(self, body: MessagesBody, now: float, limits: EngineLimits) -> Prepared:
+        edits = orjson.dumps(anthropic_chat.applied_edits(body))
+        omits_thoughts = anthropic_chat.omits_thoughts(body)
+        try:
+            chat = anthropic_chat.chat_body(body, self._traits)
+            return self._chat(chat, now, limits, Route.MESSAGES, edits, omits_thoughts=omits_thoughts)
+        except RequestError as error:
+            raise anthropic_chat.in_own_words(error) from error
+
+    def _count_tokens(self, body: CountTokensBody, now: float, limits: EngineLimits) -> Answer:
+        num_tokens = len(self._token_ids_of(anthropic_chat.tokenize_body(body, self._traits), now, limits))
+        counts: dict[str, Any] = {"input_tokens": num_tokens}
+        if body.context_management is not None:  # nothing of the conversation is cleared
+            counts["context_management"] = {"original_input_tokens": num_tokens}
+        return Answer(orjson.dumps(counts))
+
     def _respond(self, body: ResponsesBody, now: float, limits: EngineLimits) -> Prepared:
-        knows_effort = self._template is not None and "reasoning_effort" in self._template.source
         repeated = responses_api_chat.repeated_fields(body, self._defaults)
         try:
-            chat = responses_api_chat.chat_body(body, reasons=bool(self._reasoning_parser), knows_effort=knows_effort)
+            chat = responses_api_chat.chat_body(body, self._traits)
             return self._chat(chat, now, limits, Route.RESPONSES, repeated)
         except RequestError as error:
             raise responses_api_chat.in_own_words(error) from error
@@ -233,7 +255,7 @@ class Preparer:
         else:
             check_tools(body.tools or [])
             tools = ToolUse(shown=plain_tools(body.tools)) if body.tools else ToolUse()
-            text, param = self._render(body.messages or [], body, now, tools), "messages"
+            text, param = self._render(body.messages or [], body, now, tools, body.chat_template_kwargs), "messages"
             add_special_tokens = bool(body.add_special_tokens)
         return self._encoder.encode(text, add_special_tokens=add_special_tokens, limits=limits, param=param)
 
@@ -316,7 +338,14 @@ class Preparer:
             message = f"The number of prompts times 'n' must be at most {max_choices}."
             raise RequestError(message, param="n" if n > 1 else "prompt", code="too_many_choices")
 
-    def _render(self, messages: list[Message], body: ChatBody | TokenizeBody, now: float, tools: ToolUse) -> str:
+    def _render(
+        self,
+        messages: list[Message],
+        body: ChatBody | TokenizeBody,
+        now: float,
+        tools: ToolUse,
+        variables: dict[str, Any] | None,
+    ) -> str:
         if self._template is None:
             message = "This model has no chat template: use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
@@ -325,12 +354,18 @@ class Preparer:
             messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
+            variables=variables,
             now=now,
             mark=f"\ue000{self._randbits(128):032x}\ue000",
             tools=tools.shown,
         )
         return self._encoder.own_tokens.rendered(text) if self._encoder.own_tokens else text
+
+
+def _traits(template: chat_template.ChatTemplate | None, reasoning_parser: str) -> Traits:
+    if template is None:
+        return Traits()
+    return Traits(template.variables, bool(reasoning_parser), template.takes_late_system)
 
 
 def _chat_max_tokens(body: ChatBody) -> int | None:

@@ -49,7 +49,8 @@ class Output:
     tokens_as_ids: bool
     tools: ToolUse = field(default_factory=ToolUse)
     reasoning: str = ""
-    repeated: bytes = b""  # see Context
+    omits_thoughts: bool = False
+    more_fields: bytes = b"{}"  # see Context
 
 
 def finished(
@@ -103,7 +104,8 @@ def finished(
         tool_names=output.tools.names,
         parallel_tool_calls=output.tools.parallel,
         reasoning=output.reasoning,
-        repeated=output.repeated,
+        omits_thoughts=output.omits_thoughts,
+        more_fields=output.more_fields,
     )
     return Prepared(
         stream=context.stream,

@@ -1,8 +1,19 @@
-"""Whether the answers to a prompt begin with the model's thoughts. Tokenizer worker; pure."""
+"""The model's thoughts: whether answers begin with them, and what a request may say about them.
+
+Tokenizer worker; pure.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+from tokservice.tokenizer.traits import Traits
+from tokservice.wire.errors import RequestError
+
 OPENING_TAG = "<think>"
+EFFORT = "reasoning_effort"  # the variables by which chat templates know of effort,
+SWITCHES = frozenset({"enable_thinking", "thinking"})  # and of whether to think at all
+NO_EFFORT = "none"
 
 
 def reasoning_of(parser: str, prompt: str, *, is_guided: bool) -> str:
@@ -16,3 +27,31 @@ def reasoning_of(parser: str, prompt: str, *, is_guided: bool) -> str:
     if prompt.rstrip().endswith(OPENING_TAG):
         return "" if is_guided else "open"
     return "tagged"
+
+
+def thinking_variables(traits: Traits, *, thinks: bool) -> dict[str, Any]:
+    """Variables that turn the model's thoughts on or off: none where its template knows none, or where thoughts would
+    come as a part of the text.
+    """
+    return dict.fromkeys(SWITCHES & traits.variables, thinks) if traits.tells_thoughts or not thinks else {}
+
+
+def with_effort(
+    variables: dict[str, Any] | None, effort: str | None, traits: Traits, *, param: str
+) -> dict[str, Any] | None:
+    """A request's variables of the template, and its effort as one of them. Raises RequestError (400)."""
+    if effort is None:
+        return variables
+    asked = effort_variables(traits, effort)
+    if not asked:
+        message = (
+            f"This model knows no effort of reasoning, or not {effort!r}: its chat template has no variable for it."
+        )
+        raise RequestError(message, param=param, code="unsupported")
+    return {**(variables or {}), **asked}
+
+
+def effort_variables(traits: Traits, effort: str) -> dict[str, Any]:
+    """Variables that ask for an effort; none: the model knows no such effort."""
+    asked = {EFFORT: effort} if EFFORT in traits.variables else {}
+    return asked | thinking_variables(traits, thinks=False) if effort == NO_EFFORT else asked

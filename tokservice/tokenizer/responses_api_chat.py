@@ -36,7 +36,10 @@ from tokservice.protocol.responses_api_requests import (
     TextConfig,
 )
 from tokservice.protocol.tools import Function, FunctionName, NamedTool, Tool, ToolChoice
+from tokservice.tokenizer.late_system import folded
+from tokservice.tokenizer.reasoning import with_effort
 from tokservice.tokenizer.sampling import GenerationDefaults
+from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
 
 MAX_REPEATED_BYTES = 1024 * 1024  # of the fields that the answer repeats: three times, where it is streamed
@@ -45,22 +48,20 @@ MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 _OTHER_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text"}
 
 
-def chat_body(body: ResponsesBody, *, reasons: bool, knows_effort: bool) -> ChatBody:
-    """The chat request. Raises RequestError (400).
-
-    ``reasons``: the model's thoughts are told apart; ``knows_effort``: its template has a variable for the effort.
-    """
+def chat_body(body: ResponsesBody, traits: Traits) -> ChatBody:
+    """The chat request. Raises RequestError (400)."""
     items = None if isinstance(body.input, str) else [_item(place, raw) for place, raw in enumerate(body.input)]
     wants_logprobs = "message.output_text.logprobs" in (body.include or ())  # thoughts are there in any case, in plain
     if body.top_logprobs and not wants_logprobs:
         raise _invalid("'top_logprobs' needs 'include': [\"message.output_text.logprobs\"].", "top_logprobs")
-    if wants_logprobs and (reasons or (body.tools and body.tool_choice != "none")):
+    if wants_logprobs and (traits.tells_thoughts or (body.tools and body.tool_choice != "none")):
         message = "Logprobs are not supported where an answer can have thoughts or tool calls beside its text."
         raise RequestError(message, param="include", code="unsupported")
+    messages = _conversation(body, items)
     return ChatBody(
         **{name: getattr(body, name) for name in CommonSampling.__struct_fields__},
         model=body.model,
-        messages=_conversation(body, items),
+        messages=messages if traits.takes_late_system else folded(messages),
         continue_final_message=_is_begun(items),
         max_tokens=body.max_output_tokens,
         stream=body.stream,
@@ -70,7 +71,7 @@ def chat_body(body: ResponsesBody, *, reasons: bool, knows_effort: bool) -> Chat
         response_format=_response_format(body.text),
         logprobs=wants_logprobs,
         top_logprobs=body.top_logprobs if wants_logprobs else None,
-        chat_template_kwargs=_variables(body, knows_effort=reasons and knows_effort),
+        chat_template_kwargs=_variables(body, traits),
         priority=body.priority,
     )
 
@@ -89,6 +90,7 @@ def repeated_fields(body: ResponsesBody, defaults: GenerationDefaults) -> bytes:
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": body.reasoning.effort if body.reasoning else None, "summary": None},
         "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
         "store": False,
         "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": _plain(asked) if asked else {"type": "text"}},
@@ -210,17 +212,12 @@ def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     return ResponseFormat("json_schema", JsonSchema(schema, asked.name, asked.description, asked.strict))
 
 
-def _variables(body: ResponsesBody, *, knows_effort: bool) -> dict[str, Any] | None:
+def _variables(body: ResponsesBody, traits: Traits) -> dict[str, Any] | None:
     """The template's variables; the effort has the name that templates give it."""
     if body.reasoning is None:
         return body.chat_template_kwargs
     refuse_unsupported(body.reasoning, REASONING_CONFIG_NEUTRAL, param="reasoning")
-    if body.reasoning.effort is None:
-        return body.chat_template_kwargs
-    if not knows_effort:
-        message = "This model knows no 'effort' of reasoning."
-        raise RequestError(message, param="reasoning", code="unsupported")
-    return {**(body.chat_template_kwargs or {}), "reasoning_effort": body.reasoning.effort}
+    return with_effort(body.chat_template_kwargs, body.reasoning.effort, traits, param="reasoning")
 
 
 def _plain(part: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from tokservice.wire.messages import Route
 
-_ANTHROPIC_ROUTES = (Route.MESSAGES, Route.COUNT_TOKENS)
+ANTHROPIC_ROUTES = (Route.MESSAGES, Route.COUNT_TOKENS)
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
@@ -69,7 +69,7 @@ class RequestError(TokserviceError):
     def body(self, route: int = 0) -> bytes:
         """The finished JSON body: OpenAI's envelope, on the routes of Anthropic's API that one's."""
         envelope: dict[str, object]
-        if route in _ANTHROPIC_ROUTES:
+        if route in ANTHROPIC_ROUTES:
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
             envelope = {"type": "error", "error": {"type": kind, "message": self.message}}
         else:
@@ -84,7 +84,7 @@ LAST_SEQUENCE_NUMBER = 2**31 - 1  # who ends a stream from outside has not count
 
 def sse_error(error: RequestError, route: int = 0) -> bytes:
     """The events that end a stream which has already begun: the error, then, in most of OpenAI's API, [DONE]."""
-    if route in _ANTHROPIC_ROUTES:
+    if route in ANTHROPIC_ROUTES:
         return b"event: error\ndata: " + error.body(route) + b"\n\n"
     if route == Route.RESPONSES:
         event = {"type": "error", "sequence_number": LAST_SEQUENCE_NUMBER, "message": error.message}

@@ -34,7 +34,7 @@ def readable_by(response: Response, origin: str) -> bool:
     if "access-control-allow-origin" not in response.headers:
         assert not cors(response)
         return False
-    assert response.headers["access-control-expose-headers"] == "x-request-id, retry-after"
+    assert response.headers["access-control-expose-headers"] == "x-request-id, request-id, retry-after"
     return response.headers["access-control-allow-origin"] == origin
 
 
@@ -148,7 +148,7 @@ def test_all_origins() -> None:
             response = client.send(get("/health", *headers)).read_response()
             assert cors(response) == {
                 "access-control-allow-origin": "*",
-                "access-control-expose-headers": "x-request-id, retry-after",
+                "access-control-expose-headers": "x-request-id, request-id, retry-after",
             }
             assert "vary" not in response.headers
         preflight = client.send(get("/health", f"Origin: {PAGE}", *ASKING, method="OPTIONS")).read_response()

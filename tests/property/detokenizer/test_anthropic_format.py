@@ -34,6 +34,8 @@ shapes = st.fixed_dictionaries(
         "tool_format": st.sampled_from(["", "hermes"]),
         "reasoning": st.sampled_from(["", "tagged", "open"]),
         "stop": st.sampled_from([(), ("stop", "b€")]),
+        "omits_thoughts": st.booleans(),
+        "more_fields": st.sampled_from([b"{}", b'{"context_management":{"applied_edits":[]}}']),
     }
 )
 
@@ -56,6 +58,7 @@ def added_up(stream: bytes) -> dict[str, Any]:
             case "message_start":
                 assert not message
                 message = told["message"]
+                assert message["type"] == "message"
             case "content_block_start":
                 assert open_block == -1
                 open_block = told["index"]
@@ -63,7 +66,8 @@ def added_up(stream: bytes) -> dict[str, Any]:
                 message["content"].append(told["content_block"])
             case "content_block_delta":
                 assert told["index"] == open_block
-                kind, (field, text) = told["delta"].pop("type"), *told["delta"].items()
+                kind = told["delta"].pop("type")
+                ((field, text),) = told["delta"].items()
                 assert text
                 if kind == "input_json_delta":
                     texts[open_block] = texts.get(open_block, "") + text
@@ -74,7 +78,9 @@ def added_up(stream: bytes) -> dict[str, Any]:
                 open_block = -1
             case "message_delta":
                 assert open_block == -1
-                message |= told["delta"] | {"usage": told["usage"]}
+                message |= told.pop("delta")
+                message["usage"] |= told.pop("usage")
+                message |= {**told, "type": "message"}
     for index, text in texts.items():
         with suppress(json.JSONDecodeError):  # the end of the answer cut the call off
             message["content"][index]["input"] = json.loads(text)
@@ -102,3 +108,8 @@ def test_a_stream_adds_up_to_the_plain_message(
             responder = Responder(VOCABULARY, context(shape, stream=True), [num_consumed], [0], [seen])
             stream += b"".join(owed.data for owed in responder.begin())
     assert added_up(stream) == message
+    assert ("context_management" in message) == (shape["more_fields"] != b"{}")
+    for block in message["content"]:
+        if block["type"] == "thinking":
+            assert block["signature"]
+            assert bool(block["thinking"]) is not shape["omits_thoughts"]

@@ -47,7 +47,7 @@ shapes = st.fixed_dictionaries({"stop": st.sampled_from([(), ("stop", "b€")])}
 def context(shape: dict[str, Any], *, stream: bool) -> bytes:
     repeated = repeated_fields(ResponsesBody(input="x", metadata={"a": "\u2028\n"}), GenerationDefaults())
     return contexts.context(
-        route=Route.RESPONSES, response_id="resp_1", stream=stream, tool_names=("f",), repeated=repeated, **shape
+        route=Route.RESPONSES, response_id="resp_1", stream=stream, tool_names=("f",), more_fields=repeated, **shape
     )
 
 

@@ -11,7 +11,20 @@ import pytest
 
 from tests.helpers.contexts import context
 from tests.helpers.sse import events, text_of
-from tests.unit.detokenizer.test_respond import EOS, EURO_1, EURO_2, LENGTH, RUNNING, SPACED, STOP, VOCABULARY, A, B, C
+from tests.unit.detokenizer.test_respond import (
+    EOS,
+    EURO_1,
+    EURO_2,
+    LENGTH,
+    MESSAGE,
+    RUNNING,
+    SPACED,
+    STOP,
+    VOCABULARY,
+    A,
+    B,
+    C,
+)
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.wire.errors import WireError
@@ -256,7 +269,7 @@ def test_a_message_with_thoughts_text_and_a_call() -> None:
     body = json.loads(Responder(chat_words(), context(stream=False, **fields)).feed(0, ids, STOP).data)
     choice = body["choices"][0]
     (call,) = choice["message"].pop("tool_calls")
-    assert choice["message"] == {"role": "assistant", "content": "Yes. ", "reasoning_content": "hm"}
+    assert choice["message"] == {**MESSAGE, "content": "Yes. ", "reasoning_content": "hm"}
     assert call["function"] == {"name": "f", "arguments": '{"a":1}'}
     assert choice["finish_reason"] == "tool_calls"
 
@@ -269,6 +282,19 @@ def test_a_message_with_thoughts_text_and_a_call() -> None:
     assert deltas[2] == {"tool_calls": [begin]}
     assert deltas[3] == {"tool_calls": [{"index": 0, "function": {"arguments": "1}"}}]}
     assert events(stream)[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("route", [Route.CHAT_COMPLETIONS, Route.MESSAGES, Route.RESPONSES])
+def test_tokens_of_thoughts_are_counted_however_they_come(route: Route) -> None:
+    """A step of several tokens, as after a death, counted what followed the thoughts in it too."""
+    fields: dict[str, Any] = {"route": route, "reasoning": "tagged", "stream": False, "more_fields": b'{"x":1}'}
+    for steps in ([[0, 1, 2, 3]], [[0], [1], [2], [3]], [[0, 1], [2, 3]]):
+        made = Responder(chat_words(), context(**fields))
+        for place, ids in enumerate(steps):
+            data = made.feed(0, ids, LENGTH if place == len(steps) - 1 else RUNNING).data
+        usage = json.loads(data)["usage"]
+        details = usage["completion_tokens_details" if "completion_tokens" in usage else "output_tokens_details"]
+        assert list(details.values()) == [2]
 
 
 def test_a_call_that_was_cut_off_ends_for_its_length() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.contexts import context
 from tests.helpers.sse import chunks, events, text_of
+from tokservice import __version__
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, WireError, sse_error
@@ -16,6 +17,9 @@ RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LE
 A, B, C, EOS, EURO_1, EURO_2, LINES, SPACED = range(8)
 WORDS = [b"a", b"b", b"c", b"<eos>", b"\xe2\x82", b"\xac", "\u2028\u2029\x85\r\n\x0b".encode(), b" in the"]
 VOCABULARY = Vocabulary(WORDS, [*WORDS[:3], b"", *WORDS[4:]], strips_leading_space=True)
+
+MESSAGE: dict[str, Any] = {"role": "assistant", "refusal": None, "annotations": []}
+FINGERPRINT = f"tokservice-{__version__}"
 
 
 def responder(**fields: Any) -> Responder:
@@ -35,6 +39,7 @@ def test_chat_stream() -> None:
     assert (last.num_consumed, last.finish_reason, last.status, last.last) == (1, STOP, 0, True)
     (closing,) = events(last.data)
     assert closing["choices"] == [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}]
+    assert (closing["system_fingerprint"], closing["service_tier"]) == (FINGERPRINT, "default")
 
 
 def test_completion_stream() -> None:
@@ -65,13 +70,15 @@ def test_plain_response(route: Route) -> None:
     if route == Route.COMPLETIONS:
         assert [choice["text"] for choice in body["choices"]] == ["ab", "ab", "c", "ab"]
     else:
-        assert body["choices"][2]["message"] == {"role": "assistant", "content": "c"}
-        assert body["object"] == "chat.completion"
+        assert body["choices"][2]["message"] == {**MESSAGE, "content": "c"}
+        assert (body["object"], body["service_tier"]) == ("chat.completion", "default")
+    assert body["system_fingerprint"] == FINGERPRINT
     assert body["usage"] == {
         "prompt_tokens": 12,
         "completion_tokens": 8,
         "total_tokens": 20,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }
 
 
@@ -150,13 +157,13 @@ def test_a_guide_that_cannot_be_followed_is_an_error_of_the_request() -> None:
     assert made.feed(0, [], FinishReason.GUIDE_FAILED).data == sse_error(GUIDE_FAILED)
     plain = responder(stream=False).feed(0, [], FinishReason.GUIDE_FAILED)
     assert (plain.data, plain.status, plain.last) == (GUIDE_FAILED.body(), 400, True)
-    made = responder(route=Route.RESPONSES, response_id="resp_1", repeated=b'{"store":false}')
+    made = responder(route=Route.RESPONSES, response_id="resp_1", more_fields=b'{"store":false}')
     assert b'"error":{"code":"invalid_prompt"' in made.feed(0, [], FinishReason.GUIDE_FAILED).data
 
 
 @pytest.mark.parametrize("tokens", [[], [A]])
 def test_an_engine_failure_has_its_event_in_the_responses_api(tokens: list[int]) -> None:
-    made = responder(route=Route.RESPONSES, response_id="resp_1", repeated=b'{"store":false}')
+    made = responder(route=Route.RESPONSES, response_id="resp_1", more_fields=b'{"store":false}')
     stream = made.feed(0, tokens, RUNNING).data + made.feed(0, [], FinishReason.ERROR).data
     told = [json.loads(event.partition("data: ")[2]) for event in stream.decode().split("\n\n")[:-1]]
     assert [event["sequence_number"] for event in told] == list(range(len(told)))

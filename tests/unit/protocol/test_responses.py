@@ -20,9 +20,10 @@ def test_texts_survive_and_stay_on_one_line(text: str) -> None:
 
 
 def test_usage() -> None:
-    assert json.loads(usage_json(Usage(5, 7, 3))) == {
+    assert json.loads(usage_json(Usage(5, 7, 3, 2))) == {
         "prompt_tokens": 5,
         "completion_tokens": 7,
         "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"reasoning_tokens": 2},
     }

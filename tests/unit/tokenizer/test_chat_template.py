@@ -43,6 +43,30 @@ def test_variables_of_the_request() -> None:
     assert render("x", self=1, not_an_identifier=2) == "x"
 
 
+def test_which_variables_a_template_reads() -> None:
+    """Those of a request, not names that only look alike, or that it makes itself."""
+    source = "{% if enable_thinking is not defined %}{% set enable_thinking = true %}{% endif %}"
+    assert "enable_thinking" in ChatTemplate(source, {}).variables
+    source = "{% set ns = namespace(thinking=1) %}{{ ns.thinking }}{{ messages[0].thinking }} reasoning_effort"
+    assert ChatTemplate(source, {}).variables == {"messages"}
+
+
+@pytest.mark.parametrize(
+    ("source", "takes"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", True),
+        ("{% for m in messages %}{% if m.role == 'user' or loop.first %}{{ m.content }}{% endif %}{% endfor %}", False),
+        (
+            "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('Late') }}"
+            "{% endif %}{{ m.content }}{% endfor %}",
+            False,
+        ),
+    ],
+)
+def test_whether_a_system_message_can_be_late(source: str, takes: bool) -> None:
+    assert ChatTemplate(source, {}).takes_late_system is takes
+
+
 def test_the_templates_own_complaint_reaches_the_client() -> None:
     """It surfaced as an unhandled exception: vllm#16774."""
     with pytest.raises(RequestError, match=r"^Roles must alternate$") as caught:

@@ -14,6 +14,7 @@ from tokservice.protocol.tools import FunctionName, NamedTool
 from tokservice.tokenizer.prepare import Prepared, Preparer
 from tokservice.tokenizer.responses_api_chat import MAX_REPEATED_BYTES, chat_body, repeated_fields
 from tokservice.tokenizer.sampling import GenerationDefaults
+from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import Route
 
@@ -21,15 +22,17 @@ TOOL = {"type": "function", "name": "f", "description": "does", "parameters": {"
 CALL = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": "f", "arguments": '{"a": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "done"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
-LOGPROBS = {"include": ["message.output_text.logprobs"]}
+LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"]}
+
+PLAIN, THINKS = Traits(), Traits(tells_thoughts=True)
 
 
 def read(**fields: Any) -> ResponsesBody:
     return Reader(ResponsesBody).read(json.dumps({"input": "hi"} | fields).encode())
 
 
-def chat(reasons: bool = False, knows_effort: bool = False, **fields: Any) -> ChatBody:
-    return chat_body(read(**fields), reasons=reasons, knows_effort=knows_effort)
+def chat(traits: Traits = PLAIN, **fields: Any) -> ChatBody:
+    return chat_body(read(**fields), traits)
 
 
 def said(role: str, *texts: str, **fields: Any) -> dict[str, Any]:
@@ -130,20 +133,30 @@ def test_logprobs_are_asked_for_by_include() -> None:
 def test_agents_that_keep_their_own_state_ask_for_encrypted_thoughts() -> None:
     """They do so in each request, with tools and thoughts: all of them were 400s."""
     agent: dict[str, Any] = {"include": ["reasoning.encrypted_content"], "tools": [TOOL], "store": False}
-    assert not chat(**agent, reasons=True).logprobs
+    assert not chat(THINKS, **agent).logprobs
     with pytest.raises(RequestError, match="top_logprobs"):
         chat(**agent, top_logprobs=2)
 
 
 def test_the_effort_is_a_variable_of_the_template() -> None:
-    body = chat(reasons=True, knows_effort=True, reasoning={"effort": "low", "summary": "auto"})
+    knows_effort = Traits(frozenset({"reasoning_effort"}))
+    body = chat(knows_effort, reasoning={"effort": "low", "summary": "auto"})
     assert body.chat_template_kwargs == {"reasoning_effort": "low"}
     assert chat(reasoning={}, chat_template_kwargs={"a": 1}).chat_template_kwargs == {"a": 1}
 
 
+def test_instructions_among_the_items_join_where_the_template_takes_none_there() -> None:
+    """Codex puts messages of the developer everywhere; strict templates refuse all but the first one."""
+    items = [said("developer", "rules"), said("user", "hi"), said("developer", "be brief")]
+    traits = Traits(takes_late_system=False)
+    wanted = [Message("system", "be\n\nrules"), Message("user", "hi\n\nbe brief")]
+    assert chat(traits, instructions="be", input=items).messages == wanted
+    assert len(chat(instructions="be", input=items).messages) == 4
+
+
 def test_what_the_answer_repeats() -> None:
     fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}, "metadata": {"a": "\u2028"}}
-    schema = {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": None}
+    schema: dict[str, Any] = {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": None}
     data = repeated_fields(read(**fields, text={"format": schema}, temperature=0.5), GenerationDefaults(top_p=0.8))
     assert data.isascii()
     told = json.loads(data)
@@ -166,7 +179,7 @@ def test_a_prepared_request(preparer: Preparer) -> None:
     assert (result.prompts, result.sampling.max_tokens) == (chatted.prompts, 5)
     context = contexts.decode(result.context)
     assert context.response_id.startswith("resp_")
-    assert json.loads(context.repeated)["user"] == "me"
+    assert json.loads(context.more_fields)["user"] == "me"
 
 
 @pytest.mark.parametrize(

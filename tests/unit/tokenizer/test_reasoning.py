@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import pytest
+
+from tokservice.tokenizer.reasoning import thinking_variables, with_effort
+from tokservice.tokenizer.traits import Traits
+from tokservice.wire.errors import RequestError
+
+KNOWS = Traits(frozenset({"reasoning_effort", "enable_thinking", "thinking"}), tells_thoughts=True)
+SWITCH = Traits(frozenset({"enable_thinking"}), tells_thoughts=True)
+
+
+def test_thoughts_are_turned_on_and_off_by_the_names_that_the_template_reads() -> None:
+    assert thinking_variables(KNOWS, thinks=True) == {"enable_thinking": True, "thinking": True}
+    assert thinking_variables(SWITCH, thinks=False) == {"enable_thinking": False}
+    assert thinking_variables(Traits(), thinks=False) == {}
+
+
+def test_an_effort_joins_the_other_variables() -> None:
+    assert with_effort({"a": 1}, None, Traits(), param="x") == {"a": 1}
+    assert with_effort({"a": 1}, "low", KNOWS, param="x") == {"a": 1, "reasoning_effort": "low"}
+    none = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
+    assert with_effort(None, "none", KNOWS, param="x") == none
+    assert with_effort(None, "none", SWITCH, param="x") == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(("effort", "traits"), [("low", SWITCH), ("low", Traits()), ("none", Traits())])
+def test_an_effort_that_the_model_does_not_know_is_refused(effort: str, traits: Traits) -> None:
+    with pytest.raises(RequestError, match=effort) as caught:
+        with_effort(None, effort, traits, param="reasoning_effort")
+    assert (caught.value.status, caught.value.param) == (400, "reasoning_effort")

@@ -3,10 +3,17 @@
 A guide is a kind and a text: "json_schema" (a JSON schema), "regex", "choice" (a JSON array of strings), "grammar"
 (Lark as llguidance reads it; GBNF is translated). llguidance checks it here without a model, so that a broken one
 is a 400; it is imported with the first such request.
+
+Between the parts of JSON a few line ends and an indentation may stand, no more: where a model would rather end, or
+say something else, it writes blanks for ever.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from decimal import Decimal, DecimalException
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,12 +25,19 @@ from tokservice.protocol.requests import GenerationBody, Sampling
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
-ANY_OBJECT = '{"type":"object"}'
+BLANKS = r"[ \t]{1,80}|(\r?\n){1,2}[ \t]{0,80}"
+FEW_BLANKS = f'{{"x-guidance":{json.dumps({"whitespace_pattern": BLANKS})}'  # a schema's beginning, less its comma
+ANY_OBJECT = FEW_BLANKS + ',"type":"object"}'
 MAX_GUIDE_BYTES = 32 * 1024
 MAX_GRAMMAR_SYMBOLS = 10_000  # a short schema can stand for a huge grammar; so many take some 0.1 s to compile
 MAX_SCHEMA_DEPTH = 64
 MAX_CHOICES = 1024
 MASK_LEXER_FUEL = 20_000  # bounds the work for the one mask that is made here
+MAX_MULTIPLE = 100_000  # divisibility takes as many states, which nothing else bounds: so many cost some 0.4 s
+MAX_DECIMALS = 10
+
+_MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+.0-9eE]+)')
+_ESCAPED = re.compile(r"\\u([0-9a-fA-F]{4})")
 
 
 class Guide(NamedTuple):
@@ -50,6 +64,9 @@ def checked(guide: Guide) -> Guide:
     """The guide in the form that the engine takes. Raises RequestError (400)."""
     if len(guide.text.encode()) > MAX_GUIDE_BYTES:
         raise _invalid(f"'{guide.param}' may have at most {MAX_GUIDE_BYTES} bytes.", guide.param)
+    if _common_multiple(guide.text) > MAX_MULTIPLE:
+        message = f"the least common multiple of all 'multipleOf' must have no more digits than {MAX_MULTIPLE}."
+        raise _invalid(f"Invalid '{guide.param}': {message}", guide.param)
     import llguidance
 
     try:
@@ -63,6 +80,26 @@ def checked(guide: Guide) -> Guide:
     if fault:
         raise _invalid(f"Invalid '{guide.param}': {fault[:300]}", guide.param)
     return guide._replace(text=text)
+
+
+def _common_multiple(text: str) -> int:
+    """The least one of all ``multipleOf`` in a schema, or in those of a grammar, as its digits without a point.
+
+    The numbers need not meet in one place of the schema: that they do is hard to exclude.
+    """
+    text = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), text)
+    try:
+        values = [abs(Decimal(number)).normalize() for number in _MULTIPLE_OF.findall(text)]
+    except DecimalException:
+        return MAX_MULTIPLE + 1
+    if any(abs(value.adjusted()) > MAX_DECIMALS for value in values):
+        return MAX_MULTIPLE + 1
+    multiple = math.lcm(*[int(value.scaleb(MAX_DECIMALS)) for value in values if value])
+    for _ in range(MAX_DECIMALS):
+        if multiple % 10:
+            break
+        multiple //= 10
+    return multiple
 
 
 def _leads_nowhere(llguidance: Any, grammar: str) -> bool:
@@ -148,10 +185,11 @@ def _schema(raw: msgspec.Raw, param: str) -> str:
             return ""
         text = value if isinstance(value, str) else bytes(raw).decode()
         check_depth(text.encode(), MAX_SCHEMA_DEPTH, param=param)
-        msgspec.json.decode(text, type=dict[str, Any])
+        schema = msgspec.json.decode(text, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeError) as error:
         raise _invalid(f"'{param}' must be a JSON object: {error}", param) from error
-    return text
+    rest = text.lstrip()[1:]
+    return FEW_BLANKS + "," * bool(schema) + rest  # what the client says of blanks comes later, and so counts
 
 
 def _choice(choices: list[str], param: str) -> Guide:

@@ -87,6 +87,8 @@ class ChatTemplate:
         self._reserved |= set(special_tokens)
         # A template that does not know the role would drop such a message, or refuse it.
         self.knows_developer_role = "developer" in source
+        self._wants_parts = False
+        self._wants_parts = self._shows_parts_alone()
         self.wants_arguments_as_text = self._fails_on_mapping()
         self.takes_late_system = self._shows_late_system()
 
@@ -99,8 +101,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. Raises RequestError (400) with the template's own complaint."""
+        """The prompt's text. The contents of messages are texts. Raises RequestError (400) with the template's own
+        complaint.
+        """
         variables = variables or {}
+        if self._wants_parts:
+            messages = [{**message, "content": _parts(message["content"])} for message in messages]
         if taken := self._reserved & variables.keys():
             raise RequestError(f"'{min(taken)}' cannot be set by a request.", param="chat_template_kwargs")
         try:
@@ -133,6 +139,17 @@ class ChatTemplate:
             if num_chars > MAX_RENDERED_CHARS:
                 raise jinja2.TemplateRuntimeError(f"the prompt has more than {MAX_RENDERED_CHARS} characters")
         return "".join(pieces)
+
+    def _shows_parts_alone(self) -> bool:
+        """Whether the template goes through the parts of a content, and so leaves out one that is a text."""
+        shown = []
+        for content in ("probe", _parts("probe")):
+            try:
+                text = self.render([{"role": "user", "content": content}], now=0, add_generation_prompt=False)
+            except RequestError:
+                text = ""
+            shown.append("probe" in text)
+        return shown == [False, True]
 
     def _fails_on_mapping(self) -> bool:
         """Whether the template concatenates the arguments of tool calls, and so needs them as JSON text."""
@@ -190,6 +207,10 @@ def _probes(template: ChatTemplate) -> list[str]:
                     text = ""
                 texts.append(text)
     return texts
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
 
 
 def _raise_exception(message: str) -> None:

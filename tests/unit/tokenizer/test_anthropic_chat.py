@@ -180,7 +180,8 @@ def test_an_output_format_is_a_guide(field: str) -> None:
     schema = {"type": "object", "title": "é"}
     found = guide(schema)
     assert found is not None
-    assert (found.kind, json.loads(found.text)) == ("json_schema", schema)
+    assert found.kind == "json_schema"
+    assert json.loads(found.text).items() >= schema.items()
     with pytest.raises(RequestError) as caught:
         guide(5)
     assert "'output_config'" in in_own_words(caught.value).message

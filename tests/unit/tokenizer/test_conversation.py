@@ -41,6 +41,21 @@ def test_text_parts_are_joined() -> None:
     assert render([{"role": "user", "content": parts}]) == render([{"role": "user", "content": "one two"}])
 
 
+PARTS = ChatTemplate(
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% endif %}{% endfor %}{% endfor %}",
+    {},
+)
+
+
+@pytest.mark.parametrize("content", ["one two", [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]])
+def test_a_template_that_goes_through_parts_gets_them(content: Any) -> None:
+    """Where texts and parts were mixed up the user's words were left out without a sign: LiteRT-LM#3688, vllm#9358."""
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": content}, {"role": "assistant"}]
+    assert render(messages, PARTS) == "<system>be<user>one two<assistant>"
+    assert render(messages, PARTS, continue_final_message=True) == "<system>be<user>one two<assistant>"
+
+
 @pytest.mark.parametrize("content", [None, "", []])
 def test_null_content_is_an_empty_text(content: Any) -> None:
     assert render([{"role": "user", "content": content}]) == render([{"role": "user"}])

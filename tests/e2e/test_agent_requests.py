@@ -127,6 +127,12 @@ def test_a_schema_binds_the_text(agent: anthropic.Anthropic, thinking: Any) -> N
     assert json.loads(block.text)["city"] in ("Paris", "Rome")
 
 
+def test_the_model_is_listed_in_the_clients_own_form(agent: anthropic.Anthropic) -> None:
+    (model,) = agent.models.list()
+    assert (model.id, model.display_name, model.type, model.lifecycle) == (MODEL, MODEL, "model", "active")
+    assert agent.models.retrieve(MODEL) == model
+
+
 class City(BaseModel):
     """The form of an answer."""
 

@@ -321,13 +321,20 @@ class Model(Answer):
     created: int
     owned_by: str
     max_model_len: int | None
+    type: typing.Literal["model"]
+    display_name: str
+    created_at: str
+    lifecycle: typing.Literal["active"]
 
 
 class ModelList(Answer):
-    """All of them."""
+    """All of them, in the forms of both APIs."""
 
     object: typing.Literal["list"]
     data: list[Model]
+    has_more: typing.Literal[False]
+    first_id: str
+    last_id: str
 
 
 class Version(Answer):

@@ -25,6 +25,8 @@ class TextPart(msgspec.Struct, forbid_unknown_fields=True):
 
     text: str
     type: typing.Literal["text"]
+    cache_control: Any = None  # bookkeeping of the client, as is the next
+    prompt_cache_breakpoint: Any = None
 
 
 # What is read by other means than its type.

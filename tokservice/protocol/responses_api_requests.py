@@ -23,8 +23,16 @@ from tokservice.protocol.reading import (
     RefusedUnlessFalse,
     neutral_fields,
 )
-from tokservice.protocol.requests import CommonSampling, Effort, NumLogprobs, Priority
+from tokservice.protocol.requests import (
+    CommonSampling,
+    Effort,
+    NumLogprobs,
+    Priority,
+    PromptCacheOptions,
+    PromptCacheRetention,
+)
 
+DirectCaller = Annotated[Raw, Neutral({"type": "direct"})]
 ItemStatus = typing.Literal["in_progress", "completed", "incomplete"]
 
 # --- items of the input ---------------------------------------------------------------------------------------
@@ -34,6 +42,7 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text", forbid_unkno
     """A text; the texts of a message are joined."""
 
     text: str
+    prompt_cache_breakpoint: Ignored = NULL
 
 
 class PriorOutputText(msgspec.Struct, tag_field="type", tag="output_text", forbid_unknown_fields=True):
@@ -62,6 +71,8 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", fo
     arguments: str
     id: str | None = None
     status: ItemStatus | None = None
+    caller: DirectCaller = NULL
+    namespace: Refused = NULL
 
 
 class ResultText(msgspec.Struct, forbid_unknown_fields=True):
@@ -69,6 +80,7 @@ class ResultText(msgspec.Struct, forbid_unknown_fields=True):
 
     text: str
     type: typing.Literal["input_text"] = "input_text"
+    prompt_cache_breakpoint: Ignored = NULL
 
 
 class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_call_output", forbid_unknown_fields=True):
@@ -78,6 +90,9 @@ class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_cal
     output: str | list[ResultText]
     id: str | None = None
     status: ItemStatus | None = None
+    name: str | None = None  # the call has it too
+    caller: DirectCaller = NULL
+    namespace: Refused = NULL
 
 
 class SummaryText(msgspec.Struct, forbid_unknown_fields=True):
@@ -130,6 +145,9 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     type: typing.Literal["function"] = "function"
+    defer_loading: RefusedUnlessFalse = NULL
+    allowed_callers: Annotated[Raw, Neutral(["direct"])] = NULL
+    output_schema: Refused = NULL
 
 
 class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -169,6 +187,8 @@ class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
     effort: Effort | None = None
     summary: Annotated[Raw, Neutral("auto")] = NULL
     generate_summary: Annotated[Raw, Neutral("auto")] = NULL
+    context: Annotated[Raw, Neutral("auto")] = NULL
+    mode: Annotated[Raw, Neutral("standard")] = NULL
 
 
 # --- the body -------------------------------------------------------------------------------------------------
@@ -197,6 +217,7 @@ class ResponsesBody(CommonSampling, kw_only=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: Ignored = NULL
+    client_metadata: Ignored = NULL
 
     store: RefusedUnlessFalse = NULL
     background: RefusedUnlessFalse = NULL
@@ -207,11 +228,15 @@ class ResponsesBody(CommonSampling, kw_only=True):
     context_management: RefusedUnlessEmpty = NULL
     max_tool_calls: Refused = NULL  # of the server's own tools
     moderation: Refused = NULL
-    prompt_cache_options: RefusedUnlessEmpty = NULL
-    prompt_cache_retention: Annotated[Raw, Neutral("in_memory")] = NULL
+    prompt_cache_options: PromptCacheOptions = NULL
+    prompt_cache_retention: PromptCacheRetention = NULL
+    access_programs: Annotated[Raw, Neutral({}, {"cyber": "standard"})] = NULL
+    background_options: RefusedUnlessEmpty = NULL
+    image: Annotated[Raw, Neutral({}, {"context_compression": "auto"}, {"context_compression": "disabled"})] = NULL
     stream_options: Annotated[Raw, Neutral({}, {"include_obfuscation": False})] = NULL
 
 
 PRIOR_TEXT_NEUTRAL = neutral_fields(PriorOutputText)
 TEXT_CONFIG_NEUTRAL = neutral_fields(TextConfig)
 REASONING_CONFIG_NEUTRAL = neutral_fields(ReasoningConfig)
+TOOL_NEUTRAL = neutral_fields(FunctionTool)

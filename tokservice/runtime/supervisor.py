@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import zmq
@@ -368,15 +369,21 @@ class Supervisor:
     def _publish_models(self, api: Child) -> None:
         name = self._config.model.served_name
         limits = next((child.hello.limits for child in self._of_role(Role.ENGINE) if child.hello), None)
+        created = int(os.stat(self._run_dir / CONFIG_FILE).st_mtime)
         model = {
             "id": name,
             "object": "model",
-            "created": int(os.stat(self._run_dir / CONFIG_FILE).st_mtime),
+            "created": created,
             "owned_by": "tokservice",
             "max_model_len": limits.max_model_len if limits else None,
+            # the same for clients of Anthropic's API, which has this path too
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+            "lifecycle": "active",
         }
         pages = {
-            "/v1/models": {"object": "list", "data": [model]},
+            "/v1/models": {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name},
             f"/v1/models/{name}": model,
             "/version": {"version": tokservice.__version__},
         }

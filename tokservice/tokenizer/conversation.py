@@ -20,6 +20,7 @@ from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
+TEXT_PART_FIELDS = {"type", "text", "cache_control", "prompt_cache_breakpoint"}  # the last two are the client's own
 NO_ARGUMENTS = ("", "null")  # models and clients write so that there are none
 
 TOOLS_PROMPT = """\
@@ -93,9 +94,9 @@ def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, An
     refuse_unsupported(message, MESSAGE_NEUTRAL, param="messages")
     role = "system" if message.role == "developer" and not template.knows_developer_role else message.role
     plain: dict[str, Any] = {"role": role, "content": _text(place, message.content)}
-    for name in ("name", "tool_call_id", "reasoning_content"):
-        if (value := getattr(message, name)) is not None:
-            plain[name] = value
+    thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
+    plain |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
     return plain
@@ -111,7 +112,7 @@ def _text(place: int, content: str | list[dict[str, msgspec.Raw]] | None) -> str
             raise _invalid(f"messages[{place}]: content parts of type {str(kind)[:50]!r} are not supported.")
         if text is None:
             raise _invalid(f"messages[{place}]: a text part needs a 'text' that is a string.")
-        if unknown := part.keys() - {"type", "text"}:
+        if unknown := part.keys() - TEXT_PART_FIELDS:
             raise _invalid(f"messages[{place}]: unknown field {min(unknown)[:50]!r} of a text part.")
         texts.append(text)
     return "".join(texts)

@@ -18,6 +18,7 @@ from tokservice.protocol.responses_api_requests import (
     PRIOR_TEXT_NEUTRAL,
     REASONING_CONFIG_NEUTRAL,
     TEXT_CONFIG_NEUTRAL,
+    TOOL_NEUTRAL,
     TYPE_READER,
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -191,6 +192,7 @@ def _text(content: str | Iterable[InputText | PriorOutputText | ResultText | Sum
 
 
 def _tool(tool: FunctionTool) -> Tool:
+    refuse_unsupported(tool, TOOL_NEUTRAL, param="tools")
     return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
 
 
@@ -223,7 +225,8 @@ def _variables(body: ResponsesBody, traits: Traits) -> dict[str, Any] | None:
 def _plain(part: Any) -> dict[str, Any]:
     """A tagged struct without nested ones, all of its fields said."""
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    return {"type": part.__struct_config__.tag, **fields}
+    said = {name: value for name, value in fields.items() if not isinstance(value, Raw)}  # of others nothing is said
+    return {"type": part.__struct_config__.tag, **said}
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

@@ -154,6 +154,23 @@ def test_instructions_among_the_items_join_where_the_template_takes_none_there()
     assert len(chat(instructions="be", input=items).messages) == 4
 
 
+def test_what_says_nothing_new_is_taken() -> None:
+    """Clients send it with every request, or with copies of items."""
+    caller = {"caller": {"type": "direct"}}
+    items = [said("user", "hi"), CALL | caller, OUTPUT | caller | {"name": "f", "namespace": None}]
+    items[0]["content"][0]["prompt_cache_breakpoint"] = {"mode": "explicit"}
+    fields: dict[str, Any] = {
+        "input": items,
+        "tools": [TOOL | {"defer_loading": False, "allowed_callers": ["direct"], "output_schema": None}],
+        "client_metadata": {"a": "b"},
+        "access_programs": {"cyber": "standard"},
+        "prompt_cache_options": {"mode": "implicit"},
+        "reasoning": {"context": "auto", "mode": "standard"},
+    }
+    assert [message.role for message in chat(**fields).messages] == ["user", "assistant", "tool"]
+    assert json.loads(repeated_fields(read(**fields), GenerationDefaults()))["tools"] == [TOOL]
+
+
 def test_what_the_answer_repeats() -> None:
     fields = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}, "metadata": {"a": "\u2028"}}
     schema: dict[str, Any] = {"type": "json_schema", "name": "n", "schema": {}, "description": None, "strict": None}
@@ -210,6 +227,9 @@ def test_a_prepared_request(preparer: Preparer) -> None:
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{"type": "file_search", "vector_store_ids": ["x"]}]}, "tools"),
         ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL | {"defer_loading": True}]}, "tools"),
+        ({"access_programs": {"cyber": "daybreak_red"}}, "access_programs"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice"),

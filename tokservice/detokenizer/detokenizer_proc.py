@@ -19,7 +19,7 @@ from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
 from tokservice.runtime.work_mark import WorkMark, encode_mark
 from tokservice.wire.channels import listen_pull
-from tokservice.wire.codec import TOKEN_BYTES
+from tokservice.wire.codec import MAX_CHUNK_BYTES, TOKEN_BYTES
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import (
     Abort,
@@ -204,7 +204,11 @@ class Detokenizer:
                 reason = FinishReason(finish_reason)
                 fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
                 new_ids = ids[start : start + fed.num_consumed]
-                self._add(by_api[request_id.rpartition(":")[0]], request_id, request, fed, new_ids, reason)
+                rows = by_api[request_id.rpartition(":")[0]]
+                self._add(rows, request_id, request, fed, new_ids, reason)
+                if len(fed.data) > MAX_CHUNK_BYTES:  # nothing is joined to what is large
+                    self._router.send(rows.message())
+                    del by_api[request_id.rpartition(":")[0]]
             elif attempt > self._ended.get(request_id, 0) and (request is None or attempt > request.attempt):
                 unknown[request_id] = attempt
             start = end

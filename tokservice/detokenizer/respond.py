@@ -21,11 +21,12 @@ from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
 from tokservice.protocol.responses import response_format
-from tokservice.wire.codec import MAX_CHOICES
-from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, RequestError, WireError
+from tokservice.wire.codec import MAX_ANSWER_BYTES, MAX_CHOICES
+from tokservice.wire.errors import ANSWER_TOO_LARGE, ENGINE_FAILED, GUIDE_FAILED, RequestError, WireError
 from tokservice.wire.messages import FinishReason, Route
 
 OK = 200
+MAX_KEPT = 1 << 21  # pieces, tokens and logprobs that a plain response may gather: up to 1 GB
 FAILURES = {FinishReason.ERROR: ENGINE_FAILED, FinishReason.GUIDE_FAILED: GUIDE_FAILED}
 
 
@@ -68,6 +69,7 @@ class Responder:
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
         self._pieces: list[list[Piece]] = [[] for _ in self._choices]  # of a plain response
+        self._num_kept = 0  # entries in them
         # Where events are numbered, or tokens of thoughts counted, each token has to be looked at alone.
         self._one_by_one = self._context.route == Route.RESPONSES or bool(self._context.reasoning)
         self._is_bare = self._context.stream and not self._details and not self._context.continuous_usage
@@ -126,6 +128,8 @@ class Responder:
         fed = Fed(choice, data, text.num_tokens - before, text.finish_reason)
         if self._details:
             fed = fed._replace(note=self._note(choice, rows, fed.num_consumed, is_first=is_first))
+        if self._num_kept > MAX_KEPT:
+            return self._fail(fed, ANSWER_TOO_LARGE)
         if not text.finish_reason:
             return fed
         self._num_running -= 1
@@ -216,6 +220,7 @@ class Responder:
             piece = Piece(parts, finish=finish, stop_string=text.stop_string)
         if not self._context.stream:
             self._pieces[choice].append(piece)
+            self._num_kept += 1 + len(piece.tokens) * (2 + self._context.num_logprobs)
             return b""
         first, self._shown[choice] = not self._shown[choice], True
         return self._format.event(choice, piece, first=first, usage=self._choice_usage(choice))
@@ -228,10 +233,13 @@ class Responder:
         if self._context.stream:
             return fed._replace(data=fed.data + self._format.closing(self._usage()), last=True)
         pieces = [merged(parts) for parts in self._pieces]
-        return fed._replace(data=self._format.body(pieces, self._usage()), status=OK, last=True)
+        body = self._format.body(pieces, self._usage())
+        if len(body) > MAX_ANSWER_BYTES:
+            return self._fail(fed, ANSWER_TOO_LARGE)
+        return fed._replace(data=body, status=OK, last=True)
 
     def _fail(self, fed: Fed, error: RequestError) -> Fed:
-        """The engine gave up on one choice: the whole response ends."""
+        """One choice cannot go on: the whole response ends."""
         self._over = True
         if self._context.stream:
             return fed._replace(data=fed.data + self._format.failure(error), last=True)

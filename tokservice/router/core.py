@@ -203,6 +203,8 @@ class RouterCore:
                     )
                     pieces.append(view[byte_start:byte_end])
                 if flags & ReadyFlags.LAST:
+                    if not request.journal.is_finished:  # one choice failed, and all ended with it
+                        self._replies.send(request.engine, Abort(request_id, attempt))
                     self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
                     self._replies.end(request, "finished")
             elif not flags & ReadyFlags.LAST:

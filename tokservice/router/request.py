@@ -48,6 +48,11 @@ class Journal:
         if finish_reason != FinishReason.RUNNING:
             self.finished[choice] = finish_reason
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended; False too as long as their number is not known."""
+        return bool(self.prepared) and FinishReason.RUNNING not in self.finished
+
     def generate(self, request_id: str, attempt: int, detokenizer: str) -> Generate:
         """The message that begins, or continues, the request."""
         resumed = any(self.outputs) or any(self.finished)

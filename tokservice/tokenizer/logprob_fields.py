@@ -10,6 +10,8 @@ from typing import NamedTuple
 from tokservice.protocol.requests import ChatBody, CompletionBody, GenerateSampling, Sampling
 from tokservice.wire.errors import RequestError
 
+MAX_TOLD = 1 << 20  # entries about tokens of prompts: writing them takes a detokenizer some 3 s and 400 MB
+
 
 class LogprobFields(NamedTuple):
     """What is asked for."""
@@ -27,6 +29,29 @@ class LogprobFields(NamedTuple):
     def about_prompt(self) -> bool:
         """Whether a response is of use without any output."""
         return self.echo or self.prompt >= 0
+
+
+def check_told(fields: LogprobFields, num_prompt_tokens: int, n: int, *, tells_ids: bool) -> None:
+    """Raise RequestError (400) where an answer would say too much of its prompts, which each choice repeats.
+
+    ``num_prompt_tokens``: of all prompts; ``tells_ids``: of their tokens.
+    """
+    if not (tells_ids or fields.about_prompt):
+        return
+    if fields.prompt >= 0:
+        param = "prompt_logprobs"
+    elif fields.echo:
+        param = "echo" if fields.output < 0 else "logprobs"
+    else:
+        param = "return_token_ids"
+    num_entries = 1 + fields.prompt + ((1 + fields.output) if fields.echo else 0)
+    told = num_prompt_tokens * n * max(1, num_entries)
+    if told > MAX_TOLD:
+        message = (
+            f"The answer would hold {told} entries about tokens of the prompt, at most {MAX_TOLD} are possible: "
+            "ask for fewer prompts, choices or logprobs at once."
+        )
+        raise RequestError(message, param=param, code="answer_too_large")
 
 
 def logprob_fields(body: Sampling, *, stream: bool, vocab_size: int) -> LogprobFields:

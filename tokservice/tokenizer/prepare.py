@@ -36,14 +36,15 @@ from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.json_guard import check_depth
-from tokservice.tokenizer.logprob_fields import logprob_fields
+from tokservice.tokenizer.logprob_fields import check_told, logprob_fields
 from tokservice.tokenizer.prepared import Answer, Output, Prepared, finished
 from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
 from tokservice.tokenizer.reasoning import reasoning_of, with_effort
 from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
 from tokservice.tokenizer.tool_use import ToolUse, check_tools, format_of, plain_tools, tool_use
 from tokservice.tokenizer.traits import Traits
-from tokservice.wire.errors import NOT_READY, RequestError
+from tokservice.wire.codec import MAX_ANSWER_BYTES
+from tokservice.wire.errors import ANSWER_TOO_LARGE, NOT_READY, RequestError
 from tokservice.wire.messages import Buffer, EngineLimits, Route
 
 __all__ = ["Answer", "Prepared", "Preparer"]
@@ -55,6 +56,7 @@ _NAMES = {  # the field that holds the prompt, and the beginning of the response
     Route.MESSAGES: ("messages", "msg_"),
     Route.RESPONSES: ("input", "resp_"),
 }
+MAX_LISTED_TOKENS = 1 << 21  # by /tokenize, and taken by /detokenize: more than any context
 DEFAULT_MAX_TOKENS = 16  # of completions; chat completions may use what the prompt leaves of the context
 
 
@@ -239,9 +241,10 @@ class Preparer:
 
     def _tokenize(self, body: TokenizeBody, now: float, limits: EngineLimits) -> Answer:
         ids = self._token_ids_of(body, now, limits)
+        _check_listed("prompt" if body.messages is None else "messages", len(ids))
         token_strs = self._encoder.token_strings(ids) if body.return_token_strs else None
         counts = {"count": len(ids), "max_model_len": limits.max_model_len}
-        return Answer(orjson.dumps({**counts, "tokens": ids.tolist(), "token_strs": token_strs}))
+        return _answer({**counts, "tokens": ids.tolist(), "token_strs": token_strs})
 
     def _token_ids_of(self, body: TokenizeBody, now: float, limits: EngineLimits) -> array[int]:
         """Of a text or a conversation."""
@@ -261,8 +264,9 @@ class Preparer:
 
     def _detokenize(self, body: DetokenizeBody, limits: EngineLimits) -> Answer:
         self._check_model(body.model)
+        _check_listed("tokens", len(body.tokens))
         check_token_ids("tokens", body.tokens, limits.vocab_size)
-        return Answer(orjson.dumps({"prompt": self._encoder.decode(body.tokens)}))
+        return _answer({"prompt": self._encoder.decode(body.tokens)})
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -296,6 +300,7 @@ class Preparer:
         keep = _num_tokens_to_keep(body, max_tokens or 1, limits)
         param, prefix = _NAMES[route]
         token_ids = [self._token_ids(prompt, param, add_special_tokens, keep, limits) for prompt in prompts]
+        check_told(output.logprobs, sum(map(len, token_ids)), sampling.n, tells_ids=output.return_token_ids)
         return finished(
             route,
             output,
@@ -366,6 +371,19 @@ def _traits(template: chat_template.ChatTemplate | None, reasoning_parser: str) 
     if template is None:
         return Traits()
     return Traits(template.variables, bool(reasoning_parser), template.takes_late_system)
+
+
+def _check_listed(param: str, num_tokens: int) -> None:
+    if num_tokens > MAX_LISTED_TOKENS:
+        message = f"'{param}' has {num_tokens} tokens; at most {MAX_LISTED_TOKENS} can be listed at once."
+        raise RequestError(message, param=param, code="answer_too_large")
+
+
+def _answer(value: dict[str, Any]) -> Answer:
+    body = orjson.dumps(value)
+    if len(body) > MAX_ANSWER_BYTES:
+        raise ANSWER_TOO_LARGE
+    return Answer(body)
 
 
 def _chat_max_tokens(body: ChatBody) -> int | None:

@@ -53,6 +53,7 @@ from tokservice.wire.messages import (
 
 MAX_HEADER_BYTES = 4 * 1024 * 1024
 MAX_CHUNK_BYTES = 64 * 1024
+MAX_ANSWER_BYTES = 63 * 1024 * 1024  # of a plain response: an outbox (channels.py) has room for one
 MAX_FRAMES = 1 << 16
 MAX_ROWS = 1 << 16  # of one list in a header
 MAX_CHOICES = 1 << 16  # of one request: each has a frame of its own where a request is begun again

@@ -120,6 +120,9 @@ BAD_HTTP = RequestError("The request is not valid HTTP/1.1.", 400, code="bad_htt
 CLIENT_GONE = RequestError("The client closed the connection.", 499, code="client_closed")
 INTERNAL = _server_error(500, "Internal error.", "internal_error")
 POISON = _server_error(500, "Processing this request ended its worker twice: it is not tried again.", "quarantined")
+ANSWER_TOO_LARGE = RequestError(
+    "The answer is too large to be sent at once: ask for less of it, or for a stream.", code="answer_too_large"
+)
 GUIDE_FAILED = RequestError(
     "The output cannot follow the schema, expression or grammar of this request: too complex, or no token is left.",
     code="guide_failed",

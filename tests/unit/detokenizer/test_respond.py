@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from tests.helpers.contexts import context
 from tests.helpers.sse import chunks, events, text_of
 from tokservice import __version__
+from tokservice.detokenizer.logprob_rows import view
 from tokservice.detokenizer.respond import Fed, Responder
 from tokservice.detokenizer.vocabulary import Vocabulary
-from tokservice.wire.errors import ENGINE_FAILED, GUIDE_FAILED, WireError, sse_error
+from tokservice.wire.errors import ANSWER_TOO_LARGE, ENGINE_FAILED, GUIDE_FAILED, WireError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
 RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LENGTH
@@ -221,3 +223,23 @@ def test_an_uneven_journal_is_a_wire_error() -> None:
     for journal in (([1], [0], []), ([], [0], [[A]]), ([1, 1], [0, 0], [[A], [A]])):
         with pytest.raises(WireError):
             Responder(VOCABULARY, context(), *journal)
+
+
+def test_a_body_that_no_message_can_carry_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost on its way to the client, who waited for ever."""
+    monkeypatch.setattr("tokservice.detokenizer.respond.MAX_ANSWER_BYTES", 100)
+    fed = responder(stream=False).feed(0, [A], LENGTH)
+    assert (fed.status, fed.data, fed.last) == (400, ANSWER_TOO_LARGE.body(), True)
+    assert responder(stream=True).feed(0, [A], LENGTH).last
+
+
+def test_a_plain_response_gathers_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokservice.detokenizer.respond.MAX_KEPT", 3 * (1 + 4))
+    rows = view(3, array("I", [A, B, C]), array("f", [-1, -2, -3]))
+    made = responder(stream=False, num_logprobs=2, n=2)
+    assert [made.feed(choice, [A], RUNNING, 0, rows).last for choice in (0, 1, 0)] == [False] * 3
+    fed = made.feed(1, [A], RUNNING, 0, rows)
+    assert (fed.num_consumed, fed.status, fed.data, fed.last) == (1, 400, ANSWER_TOO_LARGE.body(), True)
+    assert made.feed(0, [A], LENGTH, 0, rows) == Fed(0)
+    stream = responder(stream=True, num_logprobs=2)
+    assert not any(stream.feed(0, [A], RUNNING, 0, rows).last for _ in range(10))

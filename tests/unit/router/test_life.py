@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.helpers.router import API, DETOKENIZER, ENGINE, EVERYONE, TOKENIZER_0, TOKENIZER_1, Bench, ids
-from tokservice.wire.messages import Abort, Accepted, FinishReason, Generate, Prepare, Progress, ReadyBytes, ReadyFlags
+from tokservice.wire.messages import (
+    ALL_CHOICES,
+    Abort,
+    Accepted,
+    FinishReason,
+    Generate,
+    Prepare,
+    Progress,
+    ReadyBytes,
+    ReadyFlags,
+)
 
 STREAM, LAST = ReadyFlags.STREAM, ReadyFlags.LAST
 
@@ -202,3 +212,22 @@ def test_no_generate_comes_from_the_router_unless_somebody_died() -> None:
     bench.tick(5)
     bench.finish("r")
     assert bench.sent_to(ENGINE, Generate) == []
+
+
+@pytest.mark.parametrize("reason", [FinishReason.RUNNING, FinishReason.GUIDE_FAILED])
+def test_a_response_that_ends_before_all_its_choices_have_stops_them(reason: FinishReason) -> None:
+    """One choice failed, or the answer became too large: the others ran on for nobody, to their limit."""
+    bench = Bench()
+    bench.running("r", 1, stream=False, choices=2)
+    bench.progress("r", data=b"error", status=400, reason=reason, flags=LAST)
+    assert bench.end_of("r") == (400, b"error")
+    assert [abort.choice for abort in bench.sent_to(ENGINE, Abort)] == [ALL_CHOICES]
+    bench.assert_empty()
+
+
+def test_a_response_whose_choices_have_all_ended_stops_nothing() -> None:
+    bench = Bench()
+    bench.running("r", 1, choices=2)
+    bench.progress("r", 5, reason=FinishReason.LENGTH)
+    bench.progress("r", 6, choice=1, reason=FinishReason.STOP, flags=STREAM | LAST)
+    assert bench.sent_to(ENGINE, Abort) == []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.helpers.preparers import CHAT, PROMPT, prepared
+import pytest
+
+from tests.helpers.preparers import CHAT, PROMPT, prepared, refused
 from tokservice.protocol import context as contexts
 from tokservice.tokenizer.prepare import Preparer
 
@@ -39,3 +41,28 @@ def test_prompts_travel_to_the_detokenizer_only_where_they_are_told(preparer: Pr
     assert contexts.decode(prepared(preparer, **PROMPT, logprobs=2).context).prompt_ids == ()
     for fields in ({"echo": True}, {"return_token_ids": True}, {"prompt_logprobs": 0}):
         assert contexts.decode(prepared(preparer, **PROMPT, **fields).context).prompt_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "entries", "param"),
+    [
+        ({"echo": True}, 1, "echo"),
+        ({"echo": True, "logprobs": 1}, 2, "logprobs"),
+        ({"prompt_logprobs": 20}, 21, "prompt_logprobs"),
+        ({"prompt_logprobs": 2, "echo": True, "logprobs": 0}, 4, "prompt_logprobs"),
+        ({"return_token_ids": True}, 1, "return_token_ids"),
+    ],
+)
+def test_an_answer_that_would_tell_too_much_of_prompts_is_refused(
+    preparer: Preparer, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], entries: int, param: str
+) -> None:
+    """n=40 of a prompt of 8,000 tokens with prompt_logprobs=20 took gigabytes, and never got its answer, which was too
+    large for any message: of the kind of gpt4all#3635.
+    """
+    body = {"prompt": [[5] * 10, [5] * 7], "n": 3} | fields
+    monkeypatch.setattr("tokservice.tokenizer.logprob_fields.MAX_TOLD", 17 * 3 * entries)
+    assert prepared(preparer, **body).num_choices == 6
+    monkeypatch.setattr("tokservice.tokenizer.logprob_fields.MAX_TOLD", 17 * 3 * entries - 1)
+    error = refused(preparer, body)
+    assert (error.status, error.code, error.param) == (400, "answer_too_large", param)
+    prepared(preparer, **body | dict.fromkeys(fields))

@@ -33,3 +33,20 @@ def test_detokenize(preparer: Preparer) -> None:
 @pytest.mark.parametrize("body", [{}, PROMPT | CHAT, {"messages": []}, PROMPT | {"n": 1}, PROMPT | {"tools": [1]}])
 def test_tokenize_refuses(preparer: Preparer, body: dict[str, Any]) -> None:
     assert refused(preparer, body, Route.TOKENIZE).status == 400
+
+
+def test_no_more_tokens_are_listed_than_an_answer_can_hold(preparer: Preparer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens of 60 MB took 5 GB of a worker, and their list was lost on its way, so that the client waited."""
+    requests: list[tuple[Route, str, dict[str, Any]]] = [
+        (Route.TOKENIZE, "prompt", {"prompt": "hello world"}),
+        (Route.TOKENIZE, "messages", CHAT),
+        (Route.DETOKENIZE, "tokens", {"tokens": [5, 5, 5]}),
+    ]
+    monkeypatch.setattr("tokservice.tokenizer.prepare.MAX_LISTED_TOKENS", 1)
+    for route, param, body in requests:
+        error = refused(preparer, body, route)
+        assert (error.code, error.param) == ("answer_too_large", param)
+    monkeypatch.setattr("tokservice.tokenizer.prepare.MAX_LISTED_TOKENS", 100)
+    monkeypatch.setattr("tokservice.tokenizer.prepare.MAX_ANSWER_BYTES", 10)
+    for route, _, body in requests:
+        assert refused(preparer, body, route).code == "answer_too_large"

@@ -1,4 +1,4 @@
-"""What coding agents send to ``/v1/messages``, by the official ``anthropic`` client against the default model."""
+"""What coding agents send, by the official clients against the default model."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
+import openai
 import pytest
 from pydantic import BaseModel
 
@@ -20,7 +21,12 @@ READ: dict[str, Any] = {
     "name": "read",
     "type": "custom",
     "description": "Reads a file",
-    "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
+    "input_schema": {
+        "type": "object",
+        "properties": {"path": {"type": "string", "maxLength": 12}},
+        "required": ["path"],
+        "additionalProperties": False,
+    },
     "input_examples": [{"path": "a.py"}],
     "strict": True,
     "eager_input_streaming": True,
@@ -131,6 +137,23 @@ def test_the_model_is_listed_in_the_clients_own_form(agent: anthropic.Anthropic)
     (model,) = agent.models.list()
     assert (model.id, model.display_name, model.type, model.lifecycle) == (MODEL, MODEL, "model", "active")
     assert agent.models.retrieve(MODEL) == model
+
+
+def test_a_tool_in_a_namespace_is_called_by_its_own_name(default_model: Server) -> None:
+    function = {"type": "function", "name": "read", "parameters": READ["input_schema"], "strict": False}
+    tools: Any = [{"type": "namespace", "name": "files", "description": "of the project", "tools": [function]}]
+    question: Any = {"model": MODEL, "input": "Read a.py.", "tools": tools, "temperature": 0}
+    with openai.OpenAI(base_url=f"{default_model.url}/v1", api_key="none", max_retries=0, timeout=120) as codex:
+        response = codex.responses.create(**question, tool_choice="required", parallel_tool_calls=False)
+        (call,) = response.output
+        assert call.type == "function_call"
+        assert (call.name, call.namespace) == ("read", "files")
+        assert response.to_dict()["tools"] == [{**tools[0], "tools": [{**function, "description": None}]}]
+        done = {"type": "function_call_output", "call_id": call.call_id, "output": "x = 1"}
+        items: Any = [{"role": "user", "content": "Read a.py."}, call, done]
+        again = codex.responses.create(**question | {"input": items, "max_output_tokens": 3})
+        assert again.usage is not None
+        assert again.usage.output_tokens > 0
 
 
 class City(BaseModel):

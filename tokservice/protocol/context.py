@@ -42,6 +42,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     parallel_tool_calls: bool = True
     reasoning: str = ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it
     omits_thoughts: bool = False  # an answer of the Messages API says that there were thoughts, and not which
+    namespaces: dict[str, str] = {}  # by tools' whole names, of those that have one
     more_fields: bytes = b"{}"  # what the request adds to its response: a JSON object
 
 

@@ -54,6 +54,7 @@ class AnsweredCallItem(Answer, tag_field="type", tag="function_call"):
     name: str
     arguments: str
     status: ItemState
+    namespace: str | UnsetType = UNSET  # where the tool has one
 
 
 AnsweredItem = AnsweredMessageItem | AnsweredReasoningItem | AnsweredCallItem
@@ -129,6 +130,14 @@ class RepeatedTool(Answer, tag_field="type", tag="function"):
     strict: bool | None
 
 
+class RepeatedNamespace(Answer, tag_field="type", tag="namespace"):
+    """A namespace of the request, and its functions."""
+
+    name: str
+    tools: list[RepeatedTool]
+    description: str | None
+
+
 class RepeatedToolChoice(Answer, tag_field="type", tag="function"):
     """A ``tool_choice`` that names a function."""
 
@@ -161,7 +170,7 @@ class AnsweredResponse(Answer):
     temperature: float
     text: RepeatedText
     tool_choice: typing.Literal["none", "auto", "required"] | RepeatedToolChoice
-    tools: list[RepeatedTool]
+    tools: list[RepeatedTool | RepeatedNamespace]
     top_logprobs: int
     top_p: float
     truncation: typing.Literal["disabled"]

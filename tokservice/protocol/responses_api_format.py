@@ -17,6 +17,7 @@ from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
 from tokservice.protocol.logprobs import text_logprobs
 from tokservice.protocol.parts import Kind, Part, Piece, Usage
+from tokservice.protocol.tools import SEPARATOR
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import FinishReason
 
@@ -35,7 +36,7 @@ class _Item:
     kind: Kind  # CONTENT, REASONING or CALL
     id: str
     place: bytes  # the fields that name it in events
-    call: dict[str, Any]  # call_id and name, of a call
+    call: dict[str, Any]  # call_id, name and namespace, of a call
     texts: list[str] = field(default_factory=list)
     logprobs: list[dict[str, Any]] = field(default_factory=list)
 
@@ -161,8 +162,16 @@ class ResponsesApiFormat:
         item_id = f"{_PREFIXES[kind]}_{digest}"
         place = b'"output_index":%d,"item_id":"%b"' % (index, item_id.encode())
         if kind == Kind.CALL:
-            return _Item(kind, item_id, place, {"call_id": call_id(self._context, 0, part.call), "name": part.text})
+            call = {"call_id": call_id(self._context, 0, part.call), **self._name(part.text)}
+            return _Item(kind, item_id, place, call)
         return _Item(kind, item_id, place + b',"content_index":0', {})
+
+    def _name(self, whole: str) -> dict[str, str]:
+        """A tool's name, and the namespace that it stands in."""
+        namespace = self._context.namespaces.get(whole)
+        if namespace is None:
+            return {"name": whole}
+        return {"name": whole.removeprefix(f"{namespace}{SEPARATOR}"), "namespace": namespace}
 
     def _added(self, item: _Item) -> bytes:
         added = self._about_item(b"response.output_item.added", item.shown("in_progress"))

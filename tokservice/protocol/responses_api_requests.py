@@ -72,7 +72,7 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", fo
     id: str | None = None
     status: ItemStatus | None = None
     caller: DirectCaller = NULL
-    namespace: Refused = NULL
+    namespace: str | None = None
 
 
 class ResultText(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,9 +90,9 @@ class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_cal
     output: str | list[ResultText]
     id: str | None = None
     status: ItemStatus | None = None
-    name: str | None = None  # the call has it too
+    name: str | None = None  # the call has it too, and the next
+    namespace: str | None = None
     caller: DirectCaller = NULL
-    namespace: Refused = NULL
 
 
 class SummaryText(msgspec.Struct, forbid_unknown_fields=True):
@@ -137,17 +137,24 @@ TYPE_READER = Reader(TypeOfItem)
 # --- other parts ----------------------------------------------------------------------------------------------
 
 
-class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
+class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
     """A function that the model may call: see ``tools.Function``."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    type: typing.Literal["function"] = "function"
     defer_loading: RefusedUnlessFalse = NULL
     allowed_callers: Annotated[Raw, Neutral(["direct"])] = NULL
     output_schema: Refused = NULL
+
+
+class NamespaceTool(msgspec.Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
+    """Functions whose names stand for themselves within it alone: see ``tokenizer.namespaces``."""
+
+    name: str
+    tools: list[FunctionTool]
+    description: str | None = None
 
 
 class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -202,7 +209,7 @@ class ResponsesBody(CommonSampling, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Bounds(1)] | None = None
     stream: bool | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[FunctionTool | NamespaceTool] | None = None
     tool_choice: typing.Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

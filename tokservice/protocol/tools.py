@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+SEPARATOR = "__"  # between a namespace and a function's name in it, where the two are one name
+
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
     """A function that the model may call. Its schema binds where a call is required; in a free answer (tool_choice

@@ -37,7 +37,8 @@ from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.tokenizer.logprob_fields import check_told, logprob_fields
-from tokservice.tokenizer.prepared import Answer, Output, Prepared, finished
+from tokservice.tokenizer.namespaces import namespaces
+from tokservice.tokenizer.prepared import Answer, Extras, Output, Prepared, finished
 from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
 from tokservice.tokenizer.reasoning import reasoning_of, with_effort
 from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
@@ -164,9 +165,7 @@ class Preparer:
         now: float,
         limits: EngineLimits,
         route: Route = Route.CHAT_COMPLETIONS,
-        more_fields: bytes = b"{}",
-        *,
-        omits_thoughts: bool = False,
+        extras: Extras | None = None,
     ) -> Prepared:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
@@ -183,8 +182,7 @@ class Preparer:
             _output(body, body, limits),
             tools=tools,
             reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
-            omits_thoughts=omits_thoughts,
-            more_fields=more_fields,
+            extras=extras or Extras(),
         )
         return self._generate(
             route,
@@ -201,10 +199,9 @@ class Preparer:
 
     def _message(self, body: MessagesBody, now: float, limits: EngineLimits) -> Prepared:
         edits = orjson.dumps(anthropic_chat.applied_edits(body))
-        omits_thoughts = anthropic_chat.omits_thoughts(body)
+        extras = Extras(more_fields=edits, omits_thoughts=anthropic_chat.omits_thoughts(body))
         try:
-            chat = anthropic_chat.chat_body(body, self._traits)
-            return self._chat(chat, now, limits, Route.MESSAGES, edits, omits_thoughts=omits_thoughts)
+            return self._chat(anthropic_chat.chat_body(body, self._traits), now, limits, Route.MESSAGES, extras)
         except RequestError as error:
             raise anthropic_chat.in_own_words(error) from error
 
@@ -217,9 +214,9 @@ class Preparer:
 
     def _respond(self, body: ResponsesBody, now: float, limits: EngineLimits) -> Prepared:
         repeated = responses_api_chat.repeated_fields(body, self._defaults)
+        extras = Extras(more_fields=repeated, namespaces=namespaces(body.tools or ()))
         try:
-            chat = responses_api_chat.chat_body(body, self._traits)
-            return self._chat(chat, now, limits, Route.RESPONSES, repeated)
+            return self._chat(responses_api_chat.chat_body(body, self._traits), now, limits, Route.RESPONSES, extras)
         except RequestError as error:
             raise responses_api_chat.in_own_words(error) from error
 

@@ -36,6 +36,15 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What answers of other APIs have beside those of chats: see Context."""
+
+    more_fields: bytes = b"{}"
+    omits_thoughts: bool = False
+    namespaces: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """What the response is to look like, as far as the request's body says so."""
 
@@ -49,8 +58,7 @@ class Output:
     tokens_as_ids: bool
     tools: ToolUse = field(default_factory=ToolUse)
     reasoning: str = ""
-    omits_thoughts: bool = False
-    more_fields: bytes = b"{}"  # see Context
+    extras: Extras = field(default_factory=Extras)
 
 
 def finished(
@@ -104,8 +112,9 @@ def finished(
         tool_names=output.tools.names,
         parallel_tool_calls=output.tools.parallel,
         reasoning=output.reasoning,
-        omits_thoughts=output.omits_thoughts,
-        more_fields=output.more_fields,
+        omits_thoughts=output.extras.omits_thoughts,
+        namespaces=output.extras.namespaces,
+        more_fields=output.extras.more_fields,
     )
     return Prepared(
         stream=context.stream,

@@ -18,16 +18,15 @@ from tokservice.protocol.responses_api_requests import (
     PRIOR_TEXT_NEUTRAL,
     REASONING_CONFIG_NEUTRAL,
     TEXT_CONFIG_NEUTRAL,
-    TOOL_NEUTRAL,
     TYPE_READER,
     FunctionCallItem,
     FunctionCallOutputItem,
     FunctionChoice,
-    FunctionTool,
     InputText,
     Item,
     JsonSchemaFormat,
     MessageItem,
+    NamespaceTool,
     PriorOutputText,
     ReasoningItem,
     ReasoningText,
@@ -36,8 +35,9 @@ from tokservice.protocol.responses_api_requests import (
     SummaryText,
     TextConfig,
 )
-from tokservice.protocol.tools import Function, FunctionName, NamedTool, Tool, ToolChoice
+from tokservice.protocol.tools import FunctionName, NamedTool, ToolChoice
 from tokservice.tokenizer.late_system import folded
+from tokservice.tokenizer.namespaces import functions, whole_name
 from tokservice.tokenizer.reasoning import with_effort
 from tokservice.tokenizer.sampling import GenerationDefaults
 from tokservice.tokenizer.traits import Traits
@@ -66,7 +66,7 @@ def chat_body(body: ResponsesBody, traits: Traits) -> ChatBody:
         continue_final_message=_is_begun(items),
         max_tokens=body.max_output_tokens,
         stream=body.stream,
-        tools=None if body.tools is None else list(map(_tool, body.tools)),
+        tools=None if body.tools is None else functions(body.tools),
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body.text),
@@ -96,7 +96,7 @@ def repeated_fields(body: ResponsesBody, defaults: GenerationDefaults) -> bytes:
         "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": _plain(asked) if asked else {"type": "text"}},
         "tool_choice": _plain(body.tool_choice) if isinstance(body.tool_choice, FunctionChoice) else body.tool_choice,
-        "tools": list(map(_plain, body.tools or ())),
+        "tools": [_plain(tool) for tool in body.tools or ()],
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
@@ -160,7 +160,9 @@ def _add(messages: list[Message], item: Item) -> None:
         case FunctionCallItem():
             message = _assistant_message(messages)
             message.tool_calls = message.tool_calls or []
-            message.tool_calls.append(ToolCall(FunctionCall(item.name, item.arguments), id=item.call_id))
+            message.tool_calls.append(
+                ToolCall(FunctionCall(whole_name(item.namespace, item.name), item.arguments), id=item.call_id)
+            )
         case FunctionCallOutputItem():
             messages.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
         case ReasoningItem():
@@ -191,11 +193,6 @@ def _text(content: str | Iterable[InputText | PriorOutputText | ResultText | Sum
 # --- other fields ---------------------------------------------------------------------------------------------
 
 
-def _tool(tool: FunctionTool) -> Tool:
-    refuse_unsupported(tool, TOOL_NEUTRAL, param="tools")
-    return Tool(Function(tool.name, tool.description, tool.parameters, tool.strict))
-
-
 def _tool_choice(choice: str | FunctionChoice | None) -> ToolChoice | None:
     return NamedTool(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice  # type: ignore[return-value]
 
@@ -223,9 +220,11 @@ def _variables(body: ResponsesBody, traits: Traits) -> dict[str, Any] | None:
 
 
 def _plain(part: Any) -> dict[str, Any]:
-    """A tagged struct without nested ones, all of its fields said."""
+    """A tagged struct, all of its fields said but those that ask for nothing."""
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    said = {name: value for name, value in fields.items() if not isinstance(value, Raw)}  # of others nothing is said
+    said = {name: value for name, value in fields.items() if not isinstance(value, Raw)}
+    if isinstance(part, NamespaceTool):
+        said["tools"] = [_plain(tool) for tool in part.tools]
     return {"type": part.__struct_config__.tag, **said}
 
 

@@ -17,7 +17,7 @@ from tokservice.wire.errors import RequestError
 
 FORMATS = ("hermes", "llama3_json", "mistral")  # of a model's own; see detokenizer.tool_parsers
 MAX_TOOLS = 128
-_NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,64}")
+_NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 _DEFINITIONS = ("$defs", "definitions")
 _COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
 
@@ -60,7 +60,7 @@ def tool_use(body: ChatBody, own_format: str) -> ToolUse:
         function = next((tool.function for tool in tools if tool.function.name == choice.function.name), None)
         if function is None:
             raise _invalid(
-                f"'tool_choice' names '{choice.function.name[:64]}', which is not in 'tools'.", "tool_choice"
+                f"'tool_choice' names '{choice.function.name[:128]}', which is not in 'tools'.", "tool_choice"
             )
         guide = _guide({"type": "object", **_COMPACT, **(function.parameters or {})})
         return use._replace(format="named", names=(function.name,), guide=guide)
@@ -76,8 +76,8 @@ def check_tools(tools: list[Tool]) -> None:
     names = [tool.function.name for tool in tools]
     for name in names:
         if not _NAME.fullmatch(name):
-            message = "A tool's name has 1 to 64 letters, digits, underscores, dots and dashes, unlike "
-            raise _invalid(message + repr(name[:64]), "tools")
+            message = "A tool's name has 1 to 128 letters, digits, underscores, dots and dashes, unlike "
+            raise _invalid(message + repr(name[:128]), "tools")
     if len(set(names)) < len(names):
         raise _invalid("Two of the 'tools' have the same name.", "tools")
 

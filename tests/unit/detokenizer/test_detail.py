@@ -297,6 +297,19 @@ def test_tokens_of_thoughts_are_counted_however_they_come(route: Route) -> None:
         assert list(details.values()) == [2]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_says_its_namespace_apart(stream: bool) -> None:
+    """Clients that know a tool by both could not run it by its whole name: vllm#46737."""
+    words = [b'<tool_call>\n{"name": "a__f", "arguments": {}}\n</tool_call>']
+    vocabulary = type(VOCABULARY)(words, words, strips_leading_space=False)
+    tools = {"tool_format": "hermes", "tool_names": ("a__f", "f"), "namespaces": {"a__f": "a"}}
+    fields = {"route": Route.RESPONSES, "more_fields": b'{"store":false}', "stream": stream}
+    data = Responder(vocabulary, context(**fields, **tools)).feed(0, [0], LENGTH).data
+    response = json.loads(data.decode().split("\ndata: ")[-1])
+    (call,) = (response["response"] if stream else response)["output"]
+    assert (call["name"], call["namespace"], call["arguments"]) == ("f", "a", "{}")
+
+
 def test_a_call_that_was_cut_off_ends_for_its_length() -> None:
     fields = {"tool_format": "hermes", "tool_names": ("f",), "stream": False}
     choice = json.loads(Responder(chat_words(), context(**fields)).feed(0, [4, 5, 6], LENGTH).data)["choices"][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from api.backlog import PIECE_BYTES
 from api.cors import Origins
 from api.http_head import CONTINUE, EVENT_STREAM, JSON, KEEPALIVE, LAST_CHUNK, chunk, response_head, safe_label
 from api.kept_body import KeptBody
@@ -23,8 +24,8 @@ class Line(Protocol):
     def date(self) -> bytes:
         """The current value of the Date header."""
 
-    def write(self, data: bytes) -> None:
-        """Bytes that are bounded by themselves."""
+    def write(self, data: Buffer) -> None:
+        """Bytes that are bounded by themselves; large ones must stay as they are."""
 
     def write_stream(self, data: Buffer) -> None:
         """Bytes of a stream, for which a slow reader has a limit."""
@@ -63,7 +64,7 @@ class Exchange:
         self.started = False  # its head is written
         self.finished = False
         self._chunked = False
-        self._answer: tuple[int, str, bytes, bytes] | None = None  # status, content type, body, Allow
+        self._answer: tuple[int, str, Buffer, bytes] | None = None  # status, content type, body, Allow
 
     @property
     def label(self) -> bytes:
@@ -95,7 +96,7 @@ class Exchange:
         if self.expects_continue and not self.complete and not self.received_bytes:
             self.line.write(CONTINUE)
 
-    def respond(self, status: int, content_type: str, body: bytes, *, close: bool = False, allow: bytes = b"") -> None:
+    def respond(self, status: int, content_type: str, body: Buffer, *, close: bool = False, allow: bytes = b"") -> None:
         """The whole response at once.
 
         Given before the request has arrived, it waits for the rest of a small body, which is dropped, so that
@@ -148,11 +149,19 @@ class Exchange:
         if self.finished:
             return
         if data:
-            self.line.write_stream(chunk(data) if self._chunked else data)
+            self._write_piece(data)
         if last:
             if self._chunked:
                 self.line.write_stream(LAST_CHUNK)
             self._finish()
+
+    def _write_piece(self, data: Buffer) -> None:
+        if not self._chunked or len(data) <= PIECE_BYTES:
+            self.line.write_stream(chunk(data) if self._chunked else data)
+            return
+        self.line.write_stream(b"%x\r\n" % len(data))
+        self.line.write_stream(data)
+        self.line.write_stream(b"\r\n")
 
     def _write_answer(self) -> None:
         assert self._answer is not None
@@ -160,7 +169,13 @@ class Exchange:
         self.started = True
         self.keep_alive = self.keep_alive and self.complete
         head = self._head(status, content_type, len(body), allow)
-        self.line.write(head if self.method == b"HEAD" else head + body)
+        if self.method == b"HEAD":
+            body = b""
+        if len(body) <= PIECE_BYTES:
+            self.line.write(head + body)
+        else:
+            self.line.write(head)
+            self.line.write(body)
         self.line.response_started(status)
         self._finish()
 

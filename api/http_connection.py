@@ -19,6 +19,7 @@ import socket
 from collections import deque
 from typing import Protocol, cast
 
+from api.backlog import PIECE_BYTES, Backlog
 from api.cors import Origins
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
@@ -30,6 +31,7 @@ MAX_SENT_AHEAD_BYTES = 64 * 1024  # of a client that does not wait for its answe
 PARSE_BYTES = 4096  # in one turn of the loop, beside bodies of stated length
 FULL_READ_BYTES = 64 * 1024  # a larger read is the last of its turn (libuv would make 32 of 256 KB each)
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
+PIECES_PER_TURN = 4  # of what waits for its client
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # tcpi_state, linux/tcp_states.h
@@ -90,7 +92,10 @@ class HttpConnection(asyncio.Protocol):
         self._discarding = False  # whatever else arrives
         # writing
         self._writing = True
-        self._unsent = bytearray()  # joined deltas for a slow reader
+        self._unsent = Backlog()
+        self._sending: asyncio.Handle | None = None  # the turn of the loop in which writing goes on
+        self._leaving = False  # once everything is written
+        self._client_ended = False  # its sending side
         self._unsent_bytes_seen = 0
         self._silent_since_s = 0.0  # the sweep before the last piece of a response
 
@@ -105,8 +110,10 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has gone, or we closed."""
         self._gone = True
-        if self._turn is not None:
-            self._turn.cancel()
+        for handle in (self._turn, self._sending):
+            if handle is not None:
+                handle.cancel()
+        self._unsent.clear()
         self._application.closed(self)
         unfinished = [exchange for exchange in self._exchanges if not exchange.finished]
         self._exchanges.clear()
@@ -116,12 +123,16 @@ class HttpConnection(asyncio.Protocol):
                 self._application.abandoned(exchange)
         self._reader.close()
 
-    def eof_received(self) -> None:
-        """The client has closed its sending side: work for it stops, what is finished is still sent."""
+    def eof_received(self) -> bool:
+        """The client has closed its sending side: work for it stops, what is finished is still sent.
+
+        True keeps the transport open for that.
+        """
+        self._client_ended = True
         if self._is_serving:
             self.drop()
-        else:
-            self._flush()  # and the transport closes
+        self._leaving = bool(self._unsent)
+        return self._leaving
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
@@ -144,8 +155,7 @@ class HttpConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """The client has caught up."""
         self._writing = True
-        self._flush()
-        self._advance()
+        self._send_on()
 
     # --- for requests (``request_reader.Receiver``)
 
@@ -182,12 +192,14 @@ class HttpConnection(asyncio.Protocol):
         """The current value of the Date header."""
         return self._application.date
 
-    def write(self, data: bytes) -> None:
-        """Write bytes that are bounded by themselves."""
-        if self._unsent:
-            self._unsent += data
-        else:
+    def write(self, data: Buffer) -> None:
+        """Write bytes that are bounded by themselves; large ones must stay as they are."""
+        if not self._unsent and len(data) <= PIECE_BYTES:
             self._transport.write(data)
+        elif not self._gone:
+            self._unsent.add(data)
+            if self._sending is None:
+                self._send_on()
 
     def write_stream(self, data: Buffer) -> None:
         """Write, or join to what waits for a slow reader; too much of it ends the connection."""
@@ -195,10 +207,10 @@ class HttpConnection(asyncio.Protocol):
             return
         self._silent_since_s = self._now_s
         if self._writing:
-            self._transport.write(data)
+            self.write(data)
         else:
-            self._unsent += data
-            if len(self._unsent) > self._settings.max_unsent_bytes:
+            self._unsent.add(data)
+            if self._unsent.num_joined > self._settings.max_unsent_bytes:
                 self._cut_off()
 
     def pause_upload(self, paused: bool) -> None:
@@ -218,15 +230,8 @@ class HttpConnection(asyncio.Protocol):
         if exchange.keep_alive:
             self._exchanges.popleft()
             self._advance()
-            return
-        self._flush()
-        sent_more = self._discarding or self._sent_ahead or self._num_unparsed or len(self._exchanges) > 1
-        if exchange.complete and not sent_more:
-            self._transport.close()  # once everything written has left
         else:
-            # Closing now would reset the connection under the answer: read on a while, then close.
-            self._discard_input()
-            self._transport.write_eof()
+            self._leave()
 
     # --- for the process
 
@@ -251,7 +256,9 @@ class HttpConnection(asyncio.Protocol):
     def close_if_idle(self) -> None:
         """Close unless a request is being served."""
         if not self._exchanges and not self._gone:
-            self._transport.close()
+            self._leaving = bool(self._unsent)
+            if not self._leaving:
+                self._transport.close()
 
     @property
     def is_flushed(self) -> bool:
@@ -329,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
         if self._advancing:
             return
         self._advancing = True
-        while self._exchanges and not self._exchanges[0].begun and self._writing and not self._gone:
+        while self._exchanges and not self._exchanges[0].begun and self._may_begin:
             exchange = self._exchanges[0]
             exchange.begun = True
             self._application.begin(exchange)
@@ -337,6 +344,24 @@ class HttpConnection(asyncio.Protocol):
                 self._application.body(exchange)
         self._advancing = False
         self._pace_reading()
+
+    @property
+    def _may_begin(self) -> bool:
+        return self._writing and not self._unsent and not self._gone
+
+    def _leave(self) -> None:
+        """Close, once everything is written; but read on where the client may still send."""
+        self._leaving = bool(self._unsent)
+        if self._leaving or self._gone:
+            return
+        sent_more = self._discarding or self._sent_ahead or self._num_unparsed or len(self._exchanges) > 1
+        is_whole = not self._exchanges or self._exchanges[0].complete
+        if self._client_ended or (is_whole and not sent_more):
+            self._transport.close()
+        else:
+            # Closing now would reset the connection under the answer: read on a while, then close.
+            self._discard_input()
+            self._transport.write_eof()
 
     def _discard_input(self) -> None:
         self._discarding = True
@@ -357,10 +382,23 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
-    def _flush(self) -> None:
-        if self._unsent and not self._gone:
-            unsent, self._unsent = bytes(self._unsent), bytearray()
-            self._transport.write(unsent)
+    def _send_on(self) -> None:
+        """Write what waits, a share in each turn of the loop; then go on with what waited for that."""
+        for _ in range(PIECES_PER_TURN):
+            if not (self._writing and self._unsent) or self._gone:
+                break
+            self._transport.write(self._unsent.take())
+        if self._unsent:
+            if self._writing and self._sending is None:
+                self._sending = self._loop.call_soon(self._take_sending_turn)
+        elif self._leaving:
+            self._leave()
+        else:
+            self._advance()
+
+    def _take_sending_turn(self) -> None:
+        self._sending = None
+        self._send_on()
 
     def _cut_off(self) -> None:
         self._application.slow_reader()

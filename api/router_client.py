@@ -155,7 +155,7 @@ class RouterClient:
             if exchange is None:
                 pass  # its client has gone
             elif status and not flags & STREAM:
-                exchange.respond(status, JSON, bytes(data[start:end]))
+                exchange.respond(status, JSON, data[start:end])
             elif status or exchange.started:
                 if status:
                     exchange.open_stream(status)

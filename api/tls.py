@@ -125,9 +125,9 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
             self._pace()
             self._shaking.put(self)
 
-    def eof_received(self) -> None:
-        """The client has closed its sending side, with or without a word of TLS; the transport closes."""
-        self._end()
+    def eof_received(self) -> bool:
+        """The client has closed its sending side, with or without a word of TLS; False closes the transport."""
+        return self._end()
 
     def pause_writing(self) -> None:
         """The client reads more slowly than we write."""
@@ -268,11 +268,12 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         if self._outgoing.pending:
             self._transport.write(self._outgoing.read())
 
-    def _end(self) -> None:
-        """The client has ended its side."""
-        if self._is_open:
-            self._inner.eof_received()
+    def _end(self) -> bool:
+        """The client has ended its side; whether there is still something to be written to it."""
+        if self._is_open and self._inner.eof_received():
+            return True
         self.close()
+        return False
 
     def _say_goodbye(self) -> None:
         if not self._is_open:

@@ -108,7 +108,7 @@ def check_bounds(connection: HttpConnection, transport: FakeTransport) -> None:
     kept = sum(len(exchange.kept) for exchange in connection._exchanges)
     assert kept + len(connection._sent_ahead) <= 65_536 + LARGEST_READ + 65_536
     assert len(connection._exchanges) <= PARSE_BYTES // 16
-    assert len(connection._unsent) <= SETTINGS.max_unsent_bytes
+    assert connection._unsent.num_joined <= SETTINGS.max_unsent_bytes
     reader = connection._reader
     if reader.arriving is not None and not connection._discarding:
         assert reader._head_bytes <= SETTINGS.max_header_bytes

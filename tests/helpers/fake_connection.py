@@ -153,13 +153,13 @@ class FakeRouter:
             last = choice.random() < 0.4
             if last:
                 del self.open[exchange.request_id]
-            exchange.send(b"data: %b\n\n" % (b"x" * choice.choice((0, 10, 20_000))), last=last)
+            exchange.send(b"data: %b\n\n" % (b"x" * choice.choice((0, 10, 20_000, 150_000))), last=last)
         else:
             del self.open[exchange.request_id]
             if deed == 0:
                 exchange.respond_error(OVERLOADED)
             else:
-                exchange.respond(200, "application/json", b"y" * choice.choice((2, 2, 2, 80_000)))
+                exchange.respond(200, "application/json", b"y" * choice.choice((2, 2, 2, 80_000, 500_000)))
 
 
 @dataclass

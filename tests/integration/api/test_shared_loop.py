@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import gc
+import socket
 import weakref
 
+import pytest
+
 from api.app import App
+from api.backlog import PIECE_BYTES, Backlog
 from api.exchange import Exchange
-from api.http_connection import PARSE_BYTES
+from api.http_connection import PARSE_BYTES, PIECES_PER_TURN
 from api.request_reader import RequestReader
 from api.router_client import ROWS_PER_TURN
 from tests.helpers.api_server import ApiServer, most_in_one_turn
@@ -89,3 +93,36 @@ def test_a_lost_connection_is_freed_at_once(server: ApiServer) -> None:
         wait_for(lambda: reference() is None, what="freed")
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_large_answer_is_written_in_turns(server: ApiServer, streamed: bool) -> None:
+    """Joining it to its head, and giving it to the socket as a whole, stopped the loop for 50 ms and more."""
+    body = bytes(range(256)) * 20_000
+    with server.connect() as client:
+        if streamed:
+            stream = start_stream(server, client)
+
+        def send() -> None:
+            if streamed:
+                server.router.event(stream, body, last=True)
+                assert b"".join(iter(client.read_chunk, b"")) == body
+            else:
+                client.send(post(b"{}"))
+                server.router.answer(server.router.wait(), 200, body)
+                assert client.read_response().body == body
+
+        total, most = most_in_one_turn(server, Backlog, "take", send)
+    assert total >= len(body) // PIECE_BYTES
+    assert most <= PIECES_PER_TURN + 1
+
+
+def test_a_client_that_has_ended_its_side_gets_the_whole_of_a_large_answer(server: ApiServer) -> None:
+    body = bytes(5_000_000)
+    with server.connect(small_buffers=True) as client:
+        client.send(post(b"{}"))
+        server.router.answer(server.router.wait(), 200, body)
+        head = client.read_head()
+        client.socket.shutdown(socket.SHUT_WR)
+        assert client.read_exactly(int(head.headers["content-length"])) == body
+        assert client.is_closed()

@@ -81,3 +81,15 @@ def test_a_reader_that_stopped_is_cut_off(server: ApiServer, rows: int) -> None:
         assert slow_stream.num_aborts == 1
         assert quick_stream.num_aborts == 0
         assert server.count("http_slow_readers_total") == 1
+
+
+def test_two_large_events_in_a_row_are_no_reason_to_cut_a_reader_off(server: ApiServer) -> None:
+    """Each choice begins with the echo of its prompt: the second one alone was above the cap of a slow reader."""
+    events = [event(number, 400 * KIB) for number in range(3)]
+    with server.connect(small_buffers=True) as client:
+        stream = start_stream(server, client)
+        server.router.send([(stream, 0, 0, data) for data in events])
+        server.router.event(stream, b"", last=True)
+        assert b"".join(iter(client.read_chunk, b"")) == b"".join(events)
+        assert client.send(get("/health")).read_response().status == 200
+    assert server.count("http_slow_readers_total") == 0

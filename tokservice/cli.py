@@ -127,7 +127,10 @@ def _resolve(arguments: argparse.Namespace) -> Config:
 
 def _api_keys(arguments: argparse.Namespace) -> list[str]:
     """Keys from everywhere. They never enter the configuration; only the API processes get them. Raises ConfigError."""
-    keys = [*arguments.api_key, *os.environ.pop(API_KEY_VARIABLE, "").split()]
+    variable = os.environ.pop(API_KEY_VARIABLE, None)
+    if variable is not None and not variable.split():
+        raise ConfigError(f"{API_KEY_VARIABLE} is set, but holds no key: unset it to serve everybody")
+    keys = [*arguments.api_key, *(variable or "").split()]
     if arguments.api_key_file is not None:
         try:
             keys += arguments.api_key_file.read_text().split()

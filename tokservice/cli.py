@@ -193,7 +193,10 @@ def _print_banner(config: Config, supervisor: Supervisor, *, needs_key: bool) ->
     ]
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
     lines += [f"\n  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d '{body}'\n"]
-    print("\n".join(lines), flush=True)
+    try:
+        print("\n".join(lines), flush=True)
+    except OSError:  # whoever read it has gone, as after "| head"; its buffer must find an end, or the exit would fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

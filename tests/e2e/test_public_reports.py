@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +19,7 @@ import httpx
 import pytest
 
 from tests.helpers.http_client import RawClient, get, post
-from tests.helpers.server import Server
+from tests.helpers.server import ROOT, SIMULATED, Server, die_with_parent
 from tests.helpers.sse import events
 from tests.helpers.wait import wait_for
 
@@ -220,3 +224,30 @@ def test_a_model_that_would_write_blanks_for_ever_writes_json(default_model: Ser
         (choice,) = http.post("/v1/chat/completions", json=request).json()["choices"]
     assert choice["finish_reason"] == "stop"
     assert json.loads(choice["message"]["content"]).keys() == {"a"}
+
+
+def test_the_server_does_not_end_where_nobody_reads_its_banner(tmp_path: Path) -> None:
+    """``| head -1`` ended it just when it was ready: the banner met a broken pipe."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = ("--port", str(port), "--set", f"runtime.run_dir={tmp_path}/run")
+    command = [sys.executable, str(ROOT / "scripts" / "launch.py"), *SIMULATED, *settings]
+    ready = f"http://127.0.0.1:{port}/ready"
+
+    def is_ready() -> bool:
+        assert launcher.poll() is None, f"it ended with code {launcher.returncode}"
+        try:
+            return httpx.get(ready, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=die_with_parent) as launcher,
+    ):
+        assert launcher.stdout is not None
+        launcher.stdout.close()
+        wait_for(is_ready, 60, "the server is ready")
+        launcher.terminate()
+        assert launcher.wait(30) == 0

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from langchain_core.messages import AIMessageChunk, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
@@ -65,7 +66,8 @@ def test_chat_streamed_and_plain_say_the_same(chat: ChatOpenAI) -> None:
     assert len([chunk for chunk in chunks if chunk.text]) > 1
     assert whole.response_metadata["finish_reason"] == plain.response_metadata["finish_reason"]
     for key in ("input_tokens", "output_tokens", "total_tokens"):
-        assert dict(whole.usage_metadata or {})[key] == dict(plain.usage_metadata or {})[key] > 0
+        used: Any = plain.usage_metadata
+        assert dict(whole.usage_metadata or {})[key] == used[key] > 0
 
 
 def test_several_questions_at_once(chat: ChatOpenAI) -> None:
@@ -78,7 +80,8 @@ def test_logprobs_and_choices(options: dict[str, Any]) -> None:
     (generations,) = client.generate([[HumanMessage(FRANCE)]]).generations
     assert len(generations) == 2
     for generation in generations:
-        entries: Any = generation.message.response_metadata["logprobs"]["content"]  # type: ignore[attr-defined]
+        assert isinstance(generation, ChatGeneration)
+        entries: Any = generation.message.response_metadata["logprobs"]["content"]
         assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == generation.text
         assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 

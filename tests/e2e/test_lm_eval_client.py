@@ -56,7 +56,16 @@ def python() -> Path:
     if not ready.exists():
         shutil.rmtree(CACHE, ignore_errors=True)  # of other versions too
         venv.create(folder, with_pip=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *REQUIREMENTS]
+        pip: list[str | Path] = [
+            folder / "bin" / "python",
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "-c",
+            CONSTRAINTS,
+            *REQUIREMENTS,
+        ]
         subprocess.run(pip, check=True, timeout=1200)
         ready.touch()
     return folder / "bin" / "python"
@@ -68,7 +77,7 @@ def evaluate(url: str, folder: Path, batch_size: int, **more: object) -> dict[st
         metric = {"metric": METRICS[name], "aggregation": "mean", "higher_is_better": True}
         (folder / f"{name}.yaml").write_text(json.dumps({"task": name, **COMMON, **task, "metric_list": [metric]}))
     arguments = {"model": "smollm2-135m-instruct", "base_url": f"{url}/v1/completions", "tokenizer": MODEL_DIR} | more
-    command = [python(), "-m", "lm_eval", "run", "--model", "local-completions", "--log_samples"]
+    command: list[str | Path] = [python(), "-m", "lm_eval", "run", "--model", "local-completions", "--log_samples"]
     command += ["--batch_size", str(batch_size)]
     command += ["--model_args", ",".join(f"{key}={value}" for key, value in arguments.items())]
     command += ["--tasks", ",".join(TASKS), "--include_path", folder, "--output_path", folder / "out"]
@@ -92,7 +101,7 @@ def reference() -> list[list[tuple[float, bool]]]:
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(MODEL_DIR)
     model = transformers.AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32).eval()
-    scored = []
+    scored: list[list[tuple[float, bool]]] = []
     for entry in map(json.loads, QUIZ.read_text().splitlines()):
         question = QUESTION.replace("{{question}}", entry["question"])
         scored.append([])
@@ -134,7 +143,7 @@ def test_log_likelihoods_are_the_models_own(
     )
     assert [[greedy for _, greedy in one] for one in values] == [[greedy for _, greedy in one] for one in reference]
     answers = [json.loads(line)["answer"] for line in QUIZ.read_text().splitlines()]
-    best = [max(range(4), key=lambda place, one=one: one[place][0]) for one in reference]
+    best = [int(np.argmax([value for value, _ in one])) for one in reference]
     assert choice["results"]["acc,none"] == sum(map(int.__eq__, best, answers)) / 10
     texts = [one["resps"][0][0] for one in found["quiz_text"]["samples"]]
     assert len(texts) == 10

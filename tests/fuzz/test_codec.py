@@ -104,7 +104,7 @@ WILD = st.recursive(
     | st.booleans()
     | st.integers(-(2**63), 2**64 - 1)
     | st.floats()
-    | st.text(st.characters(exclude_categories=("Cs",)), max_size=5)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
     | st.binary(max_size=5),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
     max_leaves=12,

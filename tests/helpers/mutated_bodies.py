@@ -160,7 +160,7 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
 ]
 NUMBERS = [0, -1, 1, 0.5, 1e300, -1e300, 2**31, 2**63, 2**64, 10**400, 129, True, False, None]
 STRINGS = ["", "a", "\x00", "\u2028", "😀", "{{ 7*7 }}", "<|im_end|>", "x" * 300, "assistant", "__class__"]
-VALUES = [*NUMBERS, *STRINGS, [], {}, [[]], [None], {"": None}, ["a", 1], {"self": 1}, {"type": "text"}]
+VALUES: list[Any] = [*NUMBERS, *STRINGS, [], {}, [[]], [None], {"": None}, ["a", 1], {"self": 1}, {"type": "text"}]
 BYTES = [b"", b'"', b"\\", b"[", b"}", b"\xff", b"\\ud800", b"9"]
 
 

@@ -25,7 +25,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 
 
 def counting_bits(num_bits: int) -> int:
-    return 2**num_bits - 1
+    return (1 << num_bits) - 1
 
 
 def make(folder: Path, tokenizer: Any = TOKENIZER, settings: TokenizerConfig | None = None, **files: Any) -> Preparer:

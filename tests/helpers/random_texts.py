@@ -51,7 +51,8 @@ def _piece(rng: random.Random, tokens: Sequence[str]) -> str:
         case 5:
             return "".join(rng.choices(BLANKS, k=rng.randrange(1, 5)))
         case 6:
-            return rng.choice(("", *BASES)) + "".join(rng.choices(MARKS, k=rng.randrange(1, 6)))
+            base: str = rng.choice(["", *BASES])
+            return base + "".join(rng.choices(MARKS, k=rng.randrange(1, 6)))
         case 7:
             return "".join(rng.choices(BASES + MARKS, k=rng.randrange(1, 10)))
         case 8:

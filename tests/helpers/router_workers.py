@@ -218,8 +218,8 @@ class Engine(Worker):
                     if reason:
                         del run.num_tokens[choice]
         for output in outputs:
-            run = self.running.get(output.request_id)
-            if run is not None and run.attempt == output.attempt and not self.deliver(run, output):
+            current = self.running.get(output.request_id)
+            if current is not None and current.attempt == output.attempt and not self.deliver(current, output):
                 del self.running[output.request_id]
         for request_id in [key for key, run in self.running.items() if not run.num_tokens]:
             del self.running[request_id]
@@ -286,7 +286,7 @@ class Detokenizer(Worker):
             self.world.suspects.add((row.request_id, row.attempt))
             self.world.kill(self.identity)
             return
-        tokens, reason, flags = row.tokens, row.reason, ReadyFlags.NONE
+        tokens, reason, flags = row.tokens, row.reason, int(ReadyFlags.NONE)
         stop = run.plan.stops[row.choice]
         if stop and before + len(tokens) >= stop:
             tokens = tokens[: stop - before]
@@ -318,7 +318,7 @@ class Detokenizer(Worker):
             (len(tokens),),
             (reason,),
             (status,),
-            (int(flags),),
+            (flags,),
             (len(data),),
             frames=(ids(*tokens), data),
         )

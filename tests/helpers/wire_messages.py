@@ -39,7 +39,7 @@ from tokservice.wire.messages import (
 )
 
 INTS = st.integers(-(2**63), 2**64 - 1)
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS,
     bool: st.booleans(),
@@ -73,7 +73,8 @@ def messages(draw: st.DrawFn, kinds: Sequence[type[Message]] = tuple(TAGS.values
     """Valid messages of every class."""
     message: Any = draw(parts(draw(st.sampled_from(kinds))))
     fit = _FITS.get(type(message))
-    return dataclasses.replace(message, **fit(draw, message)) if fit else message
+    fitting: Message = dataclasses.replace(message, **fit(draw, message)) if fit else message
+    return fitting
 
 
 def _ids(draw: st.DrawFn, num_tokens: int) -> bytes:
@@ -143,8 +144,9 @@ def _begin(draw: st.DrawFn, _: Begin) -> dict[str, Any]:
 
 
 def _columns(draw: st.DrawFn, num_rows: int, **of: st.SearchStrategy[Any]) -> dict[str, Any]:
-    size = {"min_size": num_rows, "max_size": num_rows}
-    return {name: draw(st.lists(strategy, **size).map(tuple)) for name, strategy in of.items()}
+    return {
+        name: draw(st.lists(strategy, min_size=num_rows, max_size=num_rows).map(tuple)) for name, strategy in of.items()
+    }
 
 
 def _engine_outputs(draw: st.DrawFn, _: EngineOutputs) -> dict[str, Any]:

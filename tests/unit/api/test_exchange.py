@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,8 @@ def test_the_body_is_invited_once_and_only_where_it_is_awaited() -> None:
     it, line = exchange(expect="100-continue")
     it.invite_body()
     assert line.written == CONTINUE
-    for change in ({"received_bytes": 1}, {"complete": True}, {"http_1_1": False}, {"headers": {}}):
+    changes: list[dict[str, object]] = [{"received_bytes": 1}, {"complete": True}, {"http_1_1": False}, {"headers": {}}]
+    for change in changes:
         it, line = exchange(expect="100-continue")
         for name, value in change.items():
             setattr(it, name, value)
@@ -130,7 +132,8 @@ def test_an_answer_drops_the_body() -> None:
 
 def test_the_label() -> None:
     """The client's own id, else ours, else none."""
-    it, _ = exchange(**{"x-request-id": "mine\t"})
+    headers: dict[str, Any] = {"x-request-id": "mine\t"}
+    it, _ = exchange(**headers)
     assert it.label == b"mine_"
     it, _ = exchange()
     assert it.label == b""

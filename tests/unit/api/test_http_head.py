@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from api.http_head import chunk, http_date, request_path, response_head, safe_label
@@ -9,7 +11,7 @@ from api.http_head import chunk, http_date, request_path, response_head, safe_la
 DATE = b"Sun, 06 Nov 1994 08:49:37 GMT"
 
 
-def head(status: int = 200, *, content_length: int | None = 2, label: bytes = b"", **others: object) -> list[str]:
+def head(status: int = 200, *, content_length: int | None = 2, label: bytes = b"", **others: Any) -> list[str]:
     """The lines of a head."""
     options = {"chunked": False, "keep_alive": True} | others
     data = response_head(status, "application/json", content_length=content_length, label=label, date=DATE, **options)

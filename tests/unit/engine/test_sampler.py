@@ -40,7 +40,9 @@ def filtered(
     share = probs[ranked] / probs[ranked].sum()
     keep[ranked[np.cumsum(share) - share < top_p]] = True
     keep &= probs >= min_p * probs.max()
-    return np.where(keep, probs, 0) / probs[keep].sum()
+    kept = np.where(keep, probs, 0)
+    scaled: npt.NDArray[np.float64] = kept / kept.sum()
+    return scaled
 
 
 CASES = [

@@ -97,7 +97,7 @@ def test_a_hub_id_is_fetched_without_duplicates_of_the_weights(monkeypatch: pyte
     fetched: list[str] = []
 
     def snapshot(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        filtered = huggingface_hub.utils.filter_repo_objects(
+        filtered = huggingface_hub.utils.filter_repo_objects(  # type: ignore[attr-defined]
             repository, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
         )
         fetched.extend([repo_id, *filtered])

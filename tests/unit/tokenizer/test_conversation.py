@@ -137,7 +137,14 @@ def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
 
 
 def test_copies_of_our_own_answers_are_accepted() -> None:
-    copy = {"role": "assistant", "content": "a", "refusal": None, "annotations": [], "tool_calls": None, "audio": None}
+    copy: dict[str, Any] = {
+        "role": "assistant",
+        "content": "a",
+        "refusal": None,
+        "annotations": [],
+        "tool_calls": None,
+        "audio": None,
+    }
     assert "a<|im_end|>" in render([{"role": "user", "content": "x"}, copy, {"role": "user", "content": "y"}])
     assert "refusal" in refused([{"role": "assistant", "content": "a", "refusal": "no"}]).message
 

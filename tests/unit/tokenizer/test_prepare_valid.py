@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_output_fields(preparer: Preparer) -> None:
 def test_every_field_may_be_null(preparer: Preparer) -> None:
     """Explicit null for an optional field failed an assertion: vllm#19862."""
     for route, body in ((Route.COMPLETIONS, PROMPT), (Route.CHAT_COMPLETIONS, CHAT)):
-        readers = {Route.COMPLETIONS: preparer._completions, Route.CHAT_COMPLETIONS: preparer._chats}
+        readers: dict[Route, Any] = {Route.COMPLETIONS: preparer._completions, Route.CHAT_COMPLETIONS: preparer._chats}
         names = [name for name in readers[route]._decoder.type.__struct_fields__ if name not in body]
         expected = preparer.prepare(route, [json.dumps(body).encode()], NOW)
         for nulls in (names, *([name] for name in names)):

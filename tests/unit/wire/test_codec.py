@@ -74,7 +74,7 @@ def test_every_message_class_has_a_tag() -> None:
 
 def test_every_message_is_frozen_and_slotted() -> None:
     for kind in TAGS.values():
-        assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+        assert kind.__dataclass_params__.frozen, kind  # type: ignore[union-attr]
         assert "__slots__" in vars(kind), kind
 
 

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 REQUEST_TIMEOUT_S = 120.0
 REFUSED = "HTTP 429"
-RIGHT_ANSWERS_AT_ONCE = 4
+RIGHT_ANSWERS_AT_ONCE = 16
 FLOODED_PAUSE_S = 0.1
 SHORT_BYTES = 1000  # of the questions of a flood
 WORDS = "time year people way day man thing woman life child world school state family student group".split()  # noqa: SIM905

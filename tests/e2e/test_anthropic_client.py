@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import anthropic
-import httpx
 import pytest
 
-from tests.helpers.server import SIMULATED, Server, running_server
+from tests.e2e.conftest import API_KEY
+from tests.helpers.server import Server
 from tests.helpers.wait import wait_for
 
 pytestmark = pytest.mark.timeout(300)
@@ -71,7 +71,7 @@ def test_it_is_the_same_model_as_in_chat_completions(api: anthropic.Anthropic, d
     system = "Answer in one word."
     messages = [{"role": "system", "content": system}, *FRANCE]
     body = {"messages": messages, "max_tokens": 24, "temperature": 0}
-    chat = httpx.post(f"{default_model.url}/v1/chat/completions", json=body, timeout=60, trust_env=False).json()
+    chat = default_model.http.post("/v1/chat/completions", json=body).json()
     blocks: Any = [{"type": "text", "text": "Answer in ", "cache_control": {"type": "ephemeral"}}]
     blocks.append({"type": "text", "text": "one word."})
     for form in (system, blocks):
@@ -142,7 +142,7 @@ def test_a_demanded_call_and_its_result(api: anthropic.Anthropic, choice: Any) -
     ],
 )
 def test_bad_input_is_named_in_the_envelope(default_model: Server, change: dict[str, Any], named: str) -> None:
-    answer = httpx.post(f"{default_model.url}/v1/messages", json=BODY | change, timeout=60, trust_env=False)
+    answer = default_model.http.post("/v1/messages", json=BODY | change)
     assert answer.status_code == 400
     body = answer.json()
     assert body.keys() == {"type", "error"}
@@ -167,22 +167,18 @@ def _message(caught: Any) -> str:
     return str(caught.value.body["error"]["message"])
 
 
-def test_keys_and_streams_that_fail() -> None:
-    """The key comes in the client's own header; a stream that cannot go on ends with the API's error event."""
-    slow = ("--set", "simulated.step_ms=5", "--set", "router.total_timeout_s=2")
-    with running_server(*SIMULATED, *slow, "--api-key", "secret") as server:
-        with client_of(server, "wrong") as client, pytest.raises(anthropic.AuthenticationError):
-            client.messages.create(**BASE)
-        with client_of(server, "secret") as client:
-            assert client.messages.create(**BASE | {"max_tokens": 3}).usage.output_tokens <= 3
-            headers = {"x-api-key": "secret"}
-            body = {**BODY, "max_tokens": 100_000, "stream": True, "stop_sequences": ["\x00\x01"]}
-            with httpx.stream(
-                "POST", f"{server.url}/v1/messages", json=body, headers=headers, timeout=60, trust_env=False
-            ) as stream:
-                *_, last, end = stream.read().decode().split("\n\n")
-            assert end == ""
-            kind, data = last.split("\n")
-            assert kind == "event: error"
-            assert json.loads(data.removeprefix("data: "))["error"]["type"] == "timeout_error"
-        wait_for(lambda: server.gauge("num_requests_running") == 0, what="idle")
+def test_the_key_comes_in_the_clients_own_header(impatient: Server) -> None:
+    with client_of(impatient, "wrong") as client, pytest.raises(anthropic.AuthenticationError):
+        client.messages.create(**BASE)
+    with client_of(impatient, API_KEY) as client:
+        assert client.messages.create(**BASE | {"max_tokens": 3}).usage.output_tokens <= 3
+
+
+def test_a_stream_that_cannot_go_on_ends_with_the_error_event(impatient: Server) -> None:
+    body = {**BODY, "max_tokens": 100_000, "stream": True, "stop_sequences": ["\x00\x01"]}
+    *_, last, end = impatient.http.post("/v1/messages", json=body, headers={"x-api-key": API_KEY}).text.split("\n\n")
+    assert end == ""
+    kind, data = last.split("\n")
+    assert kind == "event: error"
+    assert json.loads(data.removeprefix("data: "))["error"]["type"] == "timeout_error"
+    wait_for(lambda: impatient.gauge("num_requests_running") == 0, what="idle")

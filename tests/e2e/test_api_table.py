@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.helpers.server import ROOT, Server
+from tests.helpers.server import ROOT
 from tokservice.protocol.openapi import OPERATIONS
 from tokservice.protocol.requests import GenerateSampling
 
@@ -161,12 +161,6 @@ REFUSED: dict[str, Any] = {  # "x" where nothing is named here
     "text": {"verbosity": "low"},
     "reasoning": {"summary": "detailed"},
 }
-
-
-@pytest.fixture(scope="module")
-def client(simulated: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=simulated.url, timeout=30, trust_env=False) as http:
-        yield http
 
 
 def rows() -> Iterator[tuple[list[str], list[str], str]]:

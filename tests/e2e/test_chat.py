@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.helpers.server import running_server
+from tests.helpers.server import Server
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -106,11 +106,8 @@ def test_response_formats(api: openai.OpenAI, model: str) -> None:
     assert bad.value.param == "response_format"
 
 
-def test_thoughts_are_split_off_by_option() -> None:
-    with (
-        running_server("--set", "model.reasoning_parser=think") as server,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as api,
-    ):
+def test_thoughts_are_split_off_by_option(thinking: Server) -> None:
+    with openai.OpenAI(base_url=f"{thinking.url}/v1", api_key="none", max_retries=0, timeout=120) as api:
         options: Any = {"model": api.models.list().data[0].id, "messages": QUESTION, "max_tokens": 40}
         options["extra_body"] = {"guided_choice": ["<think>\nhm, hm\n</think>\n\nSunny."]}
         message = api.chat.completions.create(**options).choices[0].message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -68,20 +68,20 @@ def test_bad_words_do_not_come(api: openai.OpenAI, model: str) -> None:
 
 
 def test_ids_in_and_ids_out(default_model: Server, api: openai.OpenAI, model: str) -> None:
-    with httpx.Client(base_url=default_model.url, timeout=60, trust_env=False) as http:
-        prompt = http.post("/tokenize", json={"prompt": FRANCE}).json()["tokens"]
-        options = {"prompt_token_ids": prompt, "sampling_params": {"temperature": 0, "max_tokens": 5, "logprobs": 0}}
-        plain = http.post("/generate", json=options).json()
-        streamed = events(http.post("/generate", json=options | {"stream": True}).content)
-        whole = api.completions.create(
-            model=model, prompt=FRANCE, temperature=0, max_tokens=5, extra_body={"return_token_ids": True}
-        )
-        ids = plain["choices"][0]["token_ids"]
-        assert ids == whole.choices[0].model_dump()["token_ids"]
-        assert ids == [token for event in streamed for token in event["choices"][0]["token_ids"]]
-        assert [entry["token_id"] for entry in plain["choices"][0]["logprobs"]] == ids
-        assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == whole.choices[0].text
-        wait_for(lambda: default_model.gauge("pretokenized_prompts_total") >= 2, what="ids are counted")
+    http = default_model.http
+    prompt = http.post("/tokenize", json={"prompt": FRANCE}).json()["tokens"]
+    options = {"prompt_token_ids": prompt, "sampling_params": {"temperature": 0, "max_tokens": 5, "logprobs": 0}}
+    plain = http.post("/generate", json=options).json()
+    streamed = events(http.post("/generate", json=options | {"stream": True}).content)
+    whole = api.completions.create(
+        model=model, prompt=FRANCE, temperature=0, max_tokens=5, extra_body={"return_token_ids": True}
+    )
+    ids = plain["choices"][0]["token_ids"]
+    assert ids == whole.choices[0].model_dump()["token_ids"]
+    assert ids == [token for event in streamed for token in event["choices"][0]["token_ids"]]
+    assert [entry["token_id"] for entry in plain["choices"][0]["logprobs"]] == ids
+    assert http.post("/detokenize", json={"tokens": ids}).json()["prompt"] == whole.choices[0].text
+    wait_for(lambda: default_model.gauge("pretokenized_prompts_total") >= 2, what="ids are counted")
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/generate"])
@@ -121,23 +121,16 @@ def test_ids_logprobs_and_text_agree_where_a_stop_string_ends_it(default_model: 
             assert len(entries) == len(ids)
 
 
-def test_a_plain_answer_keeps_its_logprobs_when_workers_die() -> None:
+def test_a_plain_answer_keeps_its_logprobs_when_workers_die(simulated: Server) -> None:
     """The journal holds token ids; the logprobs of those that a dead detokenizer consumed cannot be had again."""
     body = {"prompt": "tell", "max_tokens": 60, "seed": 5, "n": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1}
-    with (
-        running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server,
-        httpx.Client(base_url=server.url, timeout=60, trust_env=False) as http,
-    ):
-        expected = http.post("/v1/completions", json=body).json()["choices"]
-        found: list[Any] = []
-        thread = threading.Thread(target=lambda: found.append(http.post("/v1/completions", json=body).json()))
-        before = server.gauge("generation_tokens_total")
-        thread.start()
-        wait_for(lambda: server.gauge("generation_tokens_total") > before + 10, what="some tokens were consumed")
+    expected = simulated.http.post("/v1/completions", json=body).json()["choices"]
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server, ThreadPoolExecutor(1) as clients:
+        answer = clients.submit(server.http.post, "/v1/completions", json=body)
+        wait_for(lambda: server.gauge("generation_tokens_total") > 10, what="some tokens were consumed")
         for role in ("detokenizer", "engine"):
             os.kill(server.pid(role), signal.SIGKILL)
-        thread.join(60)
-        assert found[0]["choices"] == expected
+        assert answer.result(timeout=90).json()["choices"] == expected
 
 
 @pytest.mark.parametrize("field", [{"suffix": "x"}, {"best_of": 2}, {"logprobs": 21}, {"guided_regex": "("}])
@@ -179,16 +172,16 @@ REFUSED: list[dict[str, Any]] = [
 def test_refused_requests_leave_a_running_one_as_it_is(default_model: Server) -> None:
     """Ids and values that reach the tensors end the engine, or change what others get: vllm#9634, vllm#54195."""
     body = {"prompt": FRANCE, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
-    with httpx.Client(base_url=default_model.url, timeout=120, trust_env=False) as http:
-        alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
-        with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
-            pieces = response.iter_bytes()
-            stream = next(pieces)
-            for refused in REFUSED:
-                answer = http.post("/v1/completions", json=refused)
-                assert answer.status_code == 400, (refused, answer.text)
-                assert answer.json()["error"]["type"] == "invalid_request_error"
-            stream += b"".join(pieces)
+    http = default_model.http
+    alone = http.post("/v1/completions", json=body).json()["choices"][0]["text"]
+    with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as response:
+        pieces = response.iter_bytes()
+        stream = next(pieces)
+        for refused in REFUSED:
+            answer = http.post("/v1/completions", json=refused)
+            assert answer.status_code == 400, (refused, answer.text)
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        stream += b"".join(pieces)
     assert text_of(events(stream)) == alone
 
 

@@ -62,7 +62,7 @@ def test_events_arrive_one_by_one(simulated: Server, path: str) -> None:
         wait_for(lambda: simulated.gauge("num_requests_unfinished") == 1, what="the gauge has come")
         assert curl.poll() is None
         curl.terminate()
-    wait_for(lambda: simulated.gauge("num_requests_unfinished") == 0, 10.0, "the hang-up aborted it")
+    wait_for(lambda: simulated.gauge("num_requests_unfinished") == 0, what="the hang-up aborted it")
 
 
 def test_a_stream_says_what_it_is(simulated: Server, tmp_path: Path) -> None:

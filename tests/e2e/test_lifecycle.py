@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import httpx
@@ -20,18 +20,19 @@ from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
 
 
-def launch(*arguments: str, timeout_s: float = 30.0, **env: str) -> tuple[int, str, float]:
-    """Run a launch that is to fail: exit code, what it printed, seconds."""
-    start_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "launch.py"), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env={**os.environ, **env},
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr, time.monotonic() - start_s
+def launch(*arguments: str) -> tuple[int, str]:
+    """Run a launch that is to fail: exit code, what it printed."""
+    command = [sys.executable, str(ROOT / "scripts" / "launch.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def refusal(*arguments: str) -> str:
+    """The one line that a launch prints which is refused."""
+    code, printed = launch(*arguments)
+    assert (code, len(printed.splitlines())) == (3, 1), printed
+    assert printed.startswith("tokservice: ")
+    return printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -57,36 +58,32 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind() -> None:
         # A stopped process cannot watch a pipe: the kernel's signal has to reach it.
         os.kill(server.pid("tokenizer"), signal.SIGSTOP)
         server.process.kill()
-        server.process.wait(10)
-        _, alive = psutil.wait_procs(children, timeout=5)
+        server.process.wait(30)
+        _, alive = psutil.wait_procs(children, timeout=30)
         assert not alive
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
         again = ("--port", str(port), "--set", f"runtime.run_dir={server.run_dir}")
         with running_server(*SIMULATED, *again) as successor:
-            assert httpx.get(f"{successor.url}/health", trust_env=False).status_code == 200
+            assert successor.http.get("/health").status_code == 200
             assert successor.url == server.url
 
 
-def test_a_port_in_use_is_found_before_anything_loads() -> None:
-    """The conflict was found only after the model had loaded: vllm#8204."""
+def test_a_port_in_use_is_found_before_anything_loads(tmp_path: Path) -> None:
+    """The conflict was found only after the model had loaded: vllm#8204. This one cannot be loaded."""
+    (tmp_path / "tokenizer.json").write_text("{ not JSON")
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        code, printed, seconds = launch(*SIMULATED, "--port", str(port))
-    assert code == 3
+        printed = refusal(*SIMULATED, "--port", str(port), "--model", str(tmp_path))
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in printed
-    assert len(printed.splitlines()) == 1
-    assert seconds < 5
 
 
 def test_two_servers_never_share_a_port() -> None:
     with running_server(*SIMULATED) as server:
-        code, printed, _ = launch(*SIMULATED, "--port", server.url.rpartition(":")[2])
-        assert code == 3
-        assert "Address already in use" in printed
+        assert "Address already in use" in refusal(*SIMULATED, "--port", server.url.rpartition(":")[2])
 
 
 @pytest.mark.parametrize(
@@ -102,28 +99,23 @@ def test_two_servers_never_share_a_port() -> None:
     ],
 )
 def test_a_bad_setting_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:
-    code, printed, seconds = launch(*arguments)
-    assert code == 3
-    assert message in printed
-    assert len(printed.splitlines()) == 1
-    assert seconds < 5
+    assert message in refusal(*arguments)
 
 
 def test_an_unreadable_tokenizer_ends_the_start_with_its_reason(tmp_path: Path) -> None:
     """A worker died in its constructor, and the server answered 503 for ten minutes: sglang#21471."""
     (tmp_path / "tokenizer.json").write_text("{ not JSON")
-    code, printed, seconds = launch(*SIMULATED, "--port", "0", "--model", str(tmp_path))
+    code, printed = launch(*SIMULATED, "--port", "0", "--model", str(tmp_path))
     last = printed.splitlines()[-1]
     assert code == 3
     assert last.startswith("tokservice: ")
     assert "tokenizer.json" in last
     assert "Traceback" not in printed
-    assert seconds < 15
 
 
 def test_a_model_without_weights_ends_the_start_with_its_reason(tmp_path: Path) -> None:
     shutil.copy(ensure_default_model() / "tokenizer.json", tmp_path)
-    code, printed, _ = launch("--port", "0", "--model", str(tmp_path), timeout_s=60)
+    code, printed = launch("--port", "0", "--model", str(tmp_path))
     assert code == 3
     assert "engine 0 could not start" in printed.splitlines()[-1]
     assert "config.json" in printed.splitlines()[-1]
@@ -142,27 +134,30 @@ def test_a_long_temporary_folder_does_not_matter(tmp_path: Path) -> None:
         server.discard()
 
 
+def refused(server: Server, body: dict[str, object]) -> httpx.Response | None:
+    """The answer to one more request where it is 503; one that was still let in waits for the engine, and leaves."""
+    with contextlib.suppress(httpx.ReadTimeout):
+        answer = server.http.post("/v1/completions", json=body, timeout=2)
+        return answer if answer.status_code == 503 else None
+    return None
+
+
 def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
-    """SIGTERM cut running streams at once: vllm#24885."""
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server:
+    """SIGTERM cut running streams at once: vllm#24885. The engine rests meanwhile, lest the stream ends by itself."""
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=10") as server:
         body = {"prompt": "hello", "max_tokens": 40}
         with server.begun_stream(body) as lines:
+            os.kill(server.pid("engine"), signal.SIGSTOP)
             server.process.terminate()
-            late = wait_for(
-                lambda: (
-                    (answer := httpx.post(f"{server.url}/v1/completions", json=body, trust_env=False)).status_code
-                    == 503
-                    and answer
-                ),
-                what="new requests are refused",
-            )
+            server.wait_until_status("/ready", 503)
+            late = wait_for(lambda: refused(server, body), what="new requests are refused")
             assert late.json()["error"]["code"] == "shutting_down"
             assert late.headers["connection"] == "close"
-            assert httpx.get(f"{server.url}/ready", trust_env=False).status_code == 503
+            os.kill(server.pid("engine"), signal.SIGCONT)
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_a_second_signal_forces() -> None:
@@ -173,8 +168,8 @@ def test_a_second_signal_forces() -> None:
         server.process.terminate()
         server.wait_until_status("/ready", 503)
         server.process.terminate()
-        assert server.process.wait(5) == 1
-        with pytest.raises(httpx.RemoteProtocolError):
+        assert server.process.wait(20) == 1, "the drain would take thirty seconds"
+        with pytest.raises(httpx.TransportError):
             list(lines)
 
 
@@ -185,7 +180,7 @@ def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
         assert '"code":"shutting_down"' in rest[-2]
-        assert server.process.wait(20) == 0
+        assert server.process.wait(60) == 0
 
 
 def test_api_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
@@ -196,17 +191,16 @@ def test_api_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
     with running_server(*SIMULATED, "--api-key-file", str(keys), env=environment) as server:
         assert server.process.cmdline()[0] == "tokservice: launcher"
         assert "-H 'Authorization: Bearer KEY'" in server.log
-        with httpx.Client(base_url=server.url, trust_env=False) as http:
-            body = {"prompt": "hi", "max_tokens": 1}
-            refused = http.post("/v1/completions", json=body)
-            assert refused.status_code == 401
-            assert refused.json()["error"]["code"] == "invalid_api_key"
-            assert http.get("/v1/models", headers={"authorization": "Bearer first-secre"}).status_code == 401
-            for key in ("first-secret", "second-secret", "third-secret"):
-                authorization = {"authorization": f"Bearer {key}"}
-                assert http.post("/v1/completions", json=body, headers=authorization).status_code == 200
-            for path in ("/health", "/ready", "/metrics", "/version"):
-                assert http.get(path).status_code == 200
+        body = {"prompt": "hi", "max_tokens": 1}
+        without = server.http.post("/v1/completions", json=body)
+        assert without.status_code == 401
+        assert without.json()["error"]["code"] == "invalid_api_key"
+        assert server.http.get("/v1/models", headers={"authorization": "Bearer first-secre"}).status_code == 401
+        for key in ("first-secret", "second-secret", "third-secret"):
+            authorization = {"authorization": f"Bearer {key}"}
+            assert server.http.post("/v1/completions", json=body, headers=authorization).status_code == 200
+        for path in ("/health", "/ready", "/metrics", "/version"):
+            assert server.http.get(path).status_code == 200
         for child in [server.process, *server.process.children(recursive=True)]:
             assert "secret" not in " ".join(child.cmdline())
         assert not any("secret" in path.read_text() for path in server.run_dir.glob("*.json"))
@@ -222,10 +216,7 @@ def test_api_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
 def test_a_useless_key_file_is_one_clear_line(tmp_path: Path, content: str, message: str) -> None:
     keys = tmp_path / "keys"
     keys.write_text(content)
-    code, printed, _ = launch(*SIMULATED, "--api-key-file", str(keys))
-    assert code == 3
-    assert message in printed
-    assert len(printed.splitlines()) == 1
+    assert message in refusal(*SIMULATED, "--api-key-file", str(keys))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the death signal is Linux's")
@@ -241,7 +232,7 @@ def test_a_test_run_that_is_killed_leaves_no_server_behind(tmp_path: Path) -> No
 
     def has_ended() -> bool:
         try:
-            return psutil.Process(int(run.stdout)).status() == psutil.STATUS_ZOMBIE
+            return bool(psutil.Process(int(run.stdout)).status() == psutil.STATUS_ZOMBIE)
         except psutil.NoSuchProcess:
             return True
 

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.helpers.server import SIMULATED, Server, running_server
 from tests.helpers.tiny_tokenizers import byte_level, write_model
 from tests.helpers.wait import wait_for
 
+NUM_SCRAPES = 30
 COUNTER = re.compile(r"^(tokservice_\w+(?:_total|_count|_bucket)(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 
 
@@ -31,9 +31,9 @@ def many() -> Iterator[Server]:
         yield server
 
 
-def ask(url: str, request: dict[str, Any]) -> Any:
+def ask(server: Server, request: dict[str, Any]) -> Any:
     """On a connection of its own, and so at any of the API processes."""
-    answer = httpx.post(f"{url}/v1/completions", json=request, timeout=30, trust_env=False)
+    answer = server.http.post("/v1/completions", json=request)
     assert answer.status_code == 200, answer.text
     return [(choice["index"], choice["text"], choice["finish_reason"]) for choice in answer.json()["choices"]]
 
@@ -51,35 +51,47 @@ def test_batches_find_their_way_back(many: Server, simulated: Server) -> None:
         for index in range(24)
     ]
     with ThreadPoolExecutor(12) as clients:
-        answers = list(clients.map(lambda request: ask(many.url, request), requests))
-    assert answers == [ask(simulated.url, request) for request in requests]
+        answers = list(clients.map(lambda request: ask(many, request), requests))
+    assert answers == [ask(simulated, request) for request in requests]
     assert all([index for index, _, _ in choices] == list(range(6)) for choices in answers)
+
+
+def counters(server: Server) -> dict[str, float]:
+    """By name and labels, as any of the API processes tells."""
+    return {name: float(value) for name, value in COUNTER.findall(server.metrics())}
+
+
+def num_answers(page: dict[str, float]) -> float:
+    return sum(value for name, value in page.items() if name.startswith("tokservice_http_requests_total"))
 
 
 def test_any_scrape_sees_the_whole(many: Server) -> None:
     """Each worker kept its own counters, so that scrapes jumped between partial values: litellm#10595. They count the
-    dead too."""
-    seen: dict[str, float] = {}
-    for number in range(30):
-        ask(many.url, {"prompt": "Hello", "max_tokens": 2})
-        if number == 15:
+    dead too. (A page may reach one API process a moment later than the other.)"""
+    seen = first = counters(many)
+
+    def newer() -> dict[str, float] | None:
+        now = counters(many)
+        return now if all(now.get(name, 0.0) >= value for name, value in seen.items()) else None
+
+    for number in range(NUM_SCRAPES):
+        ask(many, {"prompt": "Hello", "max_tokens": 2})
+        if number == NUM_SCRAPES // 2:
             os.kill(many.pid("tokenizer", 1), signal.SIGKILL)
             os.kill(many.pid("detokenizer", 1), signal.SIGKILL)
-        now = {name: float(value) for name, value in COUNTER.findall(many.metrics())}
-        fallen = {name: (seen[name], now.get(name)) for name in seen if now.get(name, 0.0) < seen[name]}
-        assert not fallen
-        seen = now
+        seen = wait_for(newer, what="a page that takes nothing back")
+    wait_for(lambda: num_answers(counters(many)) >= num_answers(first) + NUM_SCRAPES, what="all are counted together")
     many.wait_until_status("/ready", 200)
 
 
-@pytest.mark.parametrize("workers", [1, 10, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [1, *(pytest.param(many, marks=pytest.mark.slow) for many in (10, 16))])
 def test_pools_of_any_size_start(tmp_path: Path, workers: int) -> None:
     """With ten workers one never started, and was restarted for ever: sglang#10121."""
     folder = write_model(tmp_path / "tiny", byte_level())
     with running_server(*start(f"tokenizer.workers={workers}"), "--model", str(folder)) as server:
         assert {slot for role, slot in server.pids() if role == "tokenizer"} == set(range(workers))
         assert "process ended" not in server.log
-        ask(server.url, {"prompt": "Hello", "max_tokens": 2})
+        ask(server, {"prompt": "Hello", "max_tokens": 2})
 
 
 def test_a_worker_that_keeps_ending_is_named_and_not_started_without_pause(tmp_path: Path) -> None:
@@ -93,14 +105,14 @@ def test_a_worker_that_keeps_ending_is_named_and_not_started_without_pause(tmp_p
         os.kill(server.pid("tokenizer"), signal.SIGKILL)
 
         def reason() -> str:
-            page = httpx.get(f"{server.url}/ready", trust_env=False)
+            page = server.http.get("/ready")
             return page.text if page.status_code == 503 and "keeps ending" in page.text else ""
 
-        assert "tokenizer.json" in wait_for(reason, 60.0, "the crash loop is named")
-        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
+        assert "tokenizer.json" in wait_for(reason, what="the crash loop is named")
+        assert server.http.get("/health").status_code == 200
         pauses = [float(pause) for pause in re.findall(r"identity=tokenizer\S* .*restart_in_s=(\S+)", server.log)]
         assert pauses == sorted(pauses)
         assert pauses[-1] >= 1.0
         file.write_text(whole)
         server.wait_until_status("/ready", 200)
-        ask(server.url, {"prompt": "Hello", "max_tokens": 2})
+        ask(server, {"prompt": "Hello", "max_tokens": 2})

@@ -7,12 +7,11 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 import pytest
 
-from tests.helpers.http_client import RawClient, post
+from tests.helpers.http_client import post
 from tests.helpers.server import SIMULATED, Server, running_server
 from tests.helpers.tiny_models import COMMON
 from tests.helpers.tiny_tokenizers import byte_level, write_model
@@ -50,9 +49,7 @@ def body(number: int) -> tuple[str, dict[str, Any], int]:
 
 def send(server: Server, numbers: range) -> Counter[int]:
     """These requests, one after the other over one connection; streams of 300 tokens are left after the first."""
-    parts = urlsplit(server.url)
-    address = (str(parts.hostname), int(parts.port or 0))
-    client = RawClient(address, timeout_s=120)
+    client = server.connect()
     wrong: Counter[int] = Counter()
     for number in numbers:
         path, fields, status = body(number)
@@ -64,7 +61,7 @@ def send(server: Server, numbers: range) -> Counter[int]:
             client.read_chunk()
         if leaves or not response.keeps_alive:
             client.close()
-            client = RawClient(address, timeout_s=120)
+            client = server.connect()
     client.close()
     return +wrong
 
@@ -78,7 +75,7 @@ def check_memory(server: Server, num_requests: int) -> None:
             first = [(done * CLIENTS + client) * per_client for client in range(CLIENTS)]
             for wrong in clients.map(lambda start: send(server, range(start, start + per_client)), first):
                 assert not wrong
-            wait_for(lambda: server.gauge("num_requests_running") == 0, 30, "nothing runs")
+            wait_for(lambda: server.gauge("num_requests_running") == 0, what="nothing runs")
             readings.append({key: psutil.Process(pid).memory_info().rss for key, pid in pids.items()})
     assert server.pids() == pids
     for key in pids:

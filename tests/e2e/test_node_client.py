@@ -67,4 +67,4 @@ def test_errors_are_the_clients_own(told: dict[str, Any]) -> None:
 
 def test_a_stream_that_was_left_is_aborted(told: dict[str, Any], default_model: Server) -> None:
     assert told
-    wait_for(lambda: default_model.gauge("num_requests_unfinished") == 0, 10.0, "it was aborted")
+    wait_for(lambda: default_model.gauge("num_requests_unfinished") == 0, what="it was aborted")

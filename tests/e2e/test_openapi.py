@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import pytest
 
-from tests.helpers.server import running_server
+from tests.helpers.server import Server
 from tokservice.protocol.answers import ErrorEnvelope
 from tokservice.protocol.openapi import OPERATIONS, Operation
 from tokservice.wire.errors import SSE_DONE
@@ -95,33 +95,29 @@ def test_errors_have_the_described_shape(client: httpx.Client, operation: Operat
         msgspec.json.decode(answer.content, type=operation.error)
 
 
-def test_calls_and_thoughts_have_the_described_shape() -> None:
+def test_calls_and_thoughts_have_the_described_shape(thinking: Server) -> None:
     by_path = {operation.path: operation for operation in POSTS}
     chat, responses = by_path["/v1/chat/completions"], by_path["/v1/responses"]
     call = '<tool_call>\n{"name": "look_up", "arguments": {"word": "Paris"}}\n</tool_call>'
     more = {"guided_choice": ["<think>hm</think>" + call], "tool_choice": "auto"}
     body = chat.examples["tool"] | more | {"max_tokens": 60}
     other = responses.examples["tool"] | more | {"max_output_tokens": 60}
-    with running_server("--set", "model.reasoning_parser=think") as server:
-        for operation, shape, thoughts in (
-            (chat, body, "reasoning_content"),
-            (chat, body | {"stream": True} | WITH_USAGE, "reasoning_content"),
-            (responses, other, "reasoning_text"),
-            (responses, other | {"stream": True}, "reasoning_text"),
-        ):
-            answer = httpx.post(f"{server.url}{operation.path}", json=shape, timeout=60, trust_env=False)
-            check(operation, answer)
-            assert thoughts in answer.text
-            assert "look_up" in answer.text
+    for operation, shape, thoughts in (
+        (chat, body, "reasoning_content"),
+        (chat, body | {"stream": True} | WITH_USAGE, "reasoning_content"),
+        (responses, other, "reasoning_text"),
+        (responses, other | {"stream": True}, "reasoning_text"),
+    ):
+        answer = thinking.http.post(operation.path, json=shape)
+        check(operation, answer)
+        assert thoughts in answer.text
+        assert "look_up" in answer.text
 
 
-def test_a_key_protects_all_but_the_open_pages(tmp_path: Any) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("secret")
-    with running_server("--config", "configs/simulated.toml", "--api-key-file", str(keys)) as server:
-        for operation in OPERATIONS:
-            status = httpx.request(operation.method, f"{server.url}{operation.path}", trust_env=False).status_code
-            assert (status == 401) is not operation.is_open, operation.path
+def test_a_key_protects_all_but_the_open_pages(impatient: Server) -> None:
+    for operation in OPERATIONS:
+        status = impatient.http.request(operation.method, operation.path).status_code
+        assert (status == 401) is not operation.is_open, operation.path
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import httpx
 import psutil
 
 from tests.helpers.server import ROOT, SIMULATED, Server, running_server
@@ -25,13 +24,12 @@ def test_a_process_loads_nothing_that_is_not_its_business(tmp_path: Path) -> Non
     its own: a fork after the tokenizer's threads were used could deadlock (transformers#5486)."""
     path = os.pathsep.join([str(ROOT / "tests/helpers/dump_modules"), os.environ.get("PYTHONPATH", "")])
     with running_server(*SIMULATED, env={**os.environ, "DUMP_MODULES_TO": str(tmp_path), "PYTHONPATH": path}) as server:
-        with httpx.Client(base_url=server.url, trust_env=False) as http:
-            body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-            assert http.post("/v1/chat/completions", json=body).status_code == 200
-            answer = http.post("/tokenize", content=b"\xff no JSON", headers={"content-type": "application/json"})
-            assert answer.json()["error"]["code"] == "invalid_json"
-            assert http.get("/v1/models").status_code == 200
-            assert http.get("/metrics").status_code == 200
+        body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+        assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+        answer = server.http.post("/tokenize", content=b"\xff no JSON", headers={"content-type": "application/json"})
+        assert answer.json()["error"]["code"] == "invalid_json"
+        assert server.http.get("/v1/models").status_code == 200
+        assert server.http.get("/metrics").status_code == 200
         assert server.stop() == 0
     loaded: dict[str, set[str]] = {}
     for dump in tmp_path.iterdir():

@@ -165,7 +165,7 @@ def test_who_leaves_is_counted(simulated: Server, model: str) -> None:
     for _ in range(3):
         with simulated.begun_stream(body("/v1/completions", model, max_tokens=100_000, ignore_eos=True)):
             pass
-    wait_for(lambda: counts()[left] - before[left] == 3, what="they are counted")
+    wait_for(lambda: counts()[left] - before[left] >= 3, what="they are counted")
     wait_for(lambda: not counts()["num_requests_running"] and not counts()["num_requests_unfinished"], what="idle")
     after = counts()
     assert after[prompts] - before[prompts] == after[prompts_each] - before[prompts_each] > 0

@@ -13,13 +13,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.helpers.server import SIMULATED, Server, running_server
 
 pytestmark = pytest.mark.timeout(300)
 
+REPEATABLE = ("--generation-deterministic", "--seed", "1")
 SHORT = "simulated.max_model_len=256"  # what asks for no number of tokens ends soon
 
 
@@ -29,31 +29,37 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def run(server: Server, folder: Path, max_time_s: int, *options: str) -> None:
-    """A run in an empty folder; fails with its report."""
+def run(server: Server, folder: Path, *options: str, timeout_s: int = 200) -> None:
+    """A run in an empty folder; fails with its report. Bounded by what it asks, not by time, so the same everywhere."""
     before = server.pids()
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"]
-    command += ["--phases", "examples,coverage,fuzzing", "--exclude-checks", "positive_data_acceptance"]
-    command += ["--max-time", str(max_time_s), "--request-timeout", "60", "--output-sanitize", "false", *options]
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=os.environ | {"NO_PROXY": "*"},
-        capture_output=True,
-        text=True,
-        timeout=2 * max_time_s + 60,
-    )
+    command += ["--exclude-checks", "positive_data_acceptance", "--request-timeout", "90"]
+    command += ["--output-sanitize", "false", *options]
+    environment = os.environ | {"NO_PROXY": "*"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Selected: " in done.stdout
     assert server.pids() == before, "no process was lost"
-    assert httpx.get(f"{server.url}/ready", trust_env=False).status_code == 200
+    assert server.http.get("/ready").status_code == 200
 
 
-def test_a_short_run_finds_nothing(server: Server, tmp_path: Path) -> None:
-    run(server, tmp_path, 20, "--max-examples", "10", "--generation-deterministic", "--seed", "1")
+def test_random_requests_to_every_operation(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "20", *REPEATABLE)
+
+
+def test_every_rule_of_small_schemas(server: Server, tmp_path: Path) -> None:
+    """A request for each rule of a schema, which it breaks or only just keeps."""
+    run(server, tmp_path, "--phases", "coverage", "--include-path-regex", "tokenize|count_tokens", *REPEATABLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_rule_of_every_schema(server: Server, tmp_path: Path) -> None:
+    run(server, tmp_path, "--phases", "coverage", "--continue-on-failure", *REPEATABLE, timeout_s=1100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_a_long_run_finds_nothing(server: Server, tmp_path: Path) -> None:
-    run(server, tmp_path, 900, "--max-examples", "2000", "--continue-on-failure")
+    long = ("--max-time", "900", "--max-examples", "2000", "--continue-on-failure")
+    run(server, tmp_path, "--phases", "examples,fuzzing", *long, timeout_s=2000)

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 import zmq
@@ -18,7 +17,7 @@ from tests.helpers.server import SIMULATED, Server, running_server
 from tokservice.wire import codec
 from tokservice.wire.messages import Abort, Stop, Submit
 
-BODY = {"prompt": "Hello", "max_tokens": 300, "seed": 1}
+BODY = {"prompt": "Hello", "max_tokens": 150, "seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +30,7 @@ def server() -> Iterator[Server]:
 
 def text(server: Server) -> str:
     """Of one completion."""
-    response = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=30, trust_env=False)
+    response = server.http.post("/v1/completions", json=BODY)
     assert response.status_code == 200
     return str(response.json()["choices"][0]["text"])
 
@@ -52,15 +51,11 @@ def test_it_answers_as_it_does_elsewhere(server: Server) -> None:
     right = text(server)
     assert not [path for path in server.run_dir.iterdir() if path.is_socket()]
     long = {"prompt": "word " * 200_000, "max_tokens": 1}
-    assert httpx.post(f"{server.url}/v1/completions", json=long, timeout=60, trust_env=False).status_code == 200
+    assert server.http.post("/v1/completions", json=long).status_code == 200
     for role in ("tokenizer", "engine", "detokenizer"):
-        with httpx.stream(
-            "POST", f"{server.url}/v1/completions", json={**BODY, "stream": True}, timeout=60, trust_env=False
-        ) as response:
-            lines = response.iter_lines()
-            first = next(lines)
+        with server.begun_stream(BODY) as lines:
             os.kill(server.pid(role), signal.SIGKILL)
-            events = [first, *lines]
+            events = list(lines)
         assert "data: [DONE]" in events
         assert text(server) == right
     server.wait_until_status("/ready", 200)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import ssl
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -14,7 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tests.e2e.test_lifecycle import launch
+from tests.e2e.test_lifecycle import refusal
 from tests.helpers.certificates import Certificates
 from tests.helpers.server import SIMULATED, Server, running_server
 from tests.helpers.wait import wait_for
@@ -37,10 +37,8 @@ def server(certificates: Certificates) -> Iterator[Server]:
 def test_the_openai_client(server: Server, certificates: Certificates) -> None:
     """Streamed and plain say the same, over a connection that the client has verified."""
     assert server.url.startswith("https://127.0.0.1:")
-    with (
-        httpx.Client(verify=certificates.client_context(), trust_env=False) as http,
-        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client,
-    ):
+    http: Any = httpx.Client(verify=certificates.client_context(), trust_env=False, timeout=60)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", http_client=http) as client:
         model = client.models.list().data[0].id
         plain = client.completions.create(model=model, prompt="Hello", max_tokens=50, seed=1)
         stream = client.completions.create(model=model, prompt="Hello", max_tokens=50, seed=1, stream=True)
@@ -52,16 +50,15 @@ def test_the_openai_client(server: Server, certificates: Certificates) -> None:
 
 def test_clients_that_do_not_know_the_authority_refuse(server: Server) -> None:
     with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-        httpx.get(f"{server.url}/health", trust_env=False)
+        httpx.get(f"{server.url}/health", trust_env=False, timeout=60)
 
 
 def test_leaving_frees_the_engine(server: Server) -> None:
     """A stream over TLS that its client leaves is aborted like any other."""
     body = {"prompt": "x", "max_tokens": 100_000, "stream": True, "ignore_eos": True}
-    with httpx.Client(base_url=server.url, verify=server.verify, trust_env=False) as http:
-        with http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
-        wait_for(lambda: server.gauge("num_requests_running") == 0, what="the engine is free")
+    with server.http.stream("POST", "/v1/completions", json=body) as response:
+        next(response.iter_lines())
+    wait_for(lambda: server.gauge("num_requests_running") == 0, what="the engine is free")
 
 
 def test_a_new_certificate_is_read_at_a_hangup(server: Server, certificates: Certificates) -> None:
@@ -76,13 +73,13 @@ def test_a_new_certificate_is_read_at_a_hangup(server: Server, certificates: Cer
             found.add(connection)
         return found
 
-    with httpx.Client(base_url=server.url, verify=server.verify, trust_env=False) as http:
+    with httpx.Client(base_url=server.url, verify=server.verify, trust_env=False, timeout=60) as http:
         assert http.get("/health").status_code == 200
         old = shown()
         assert len(old) == 1
         certificates.renew()
         server.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: old.isdisjoint(new := shown()) and len(new) == 1, 20, "the new certificate")
+        wait_for(lambda: old.isdisjoint(new := shown()) and len(new) == 1, what="the new certificate")
         assert http.get("/health").status_code == 200
     wait_for(lambda: server.log.count("certificate loaded") == 2, what="both have said so")
     server.wait_until_status("/ready", 200)
@@ -110,9 +107,4 @@ def test_certificates_that_cannot_be_used_are_one_clear_line(tmp_path: Path, cer
         (("--ssl-certfile", good, "--ssl-ca-certs", str(nonsense)), f"api.ssl_ca_certs: {nonsense} holds no PEM cert"),
         (("--ssl-keyfile", good), "api.ssl_keyfile: needs api.ssl_certfile"),
     ]:
-        start_s = time.monotonic()
-        code, printed, _ = launch(*SIMULATED, *arguments)
-        assert (code, len(printed.splitlines())) == (3, 1), printed
-        assert printed.startswith("tokservice: ")
-        assert message in printed
-        assert time.monotonic() - start_s < 10
+        assert message in refusal(*SIMULATED, *arguments)

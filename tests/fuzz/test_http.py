@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import random
 import socket
-import time
 from collections import deque
 
 import pytest
@@ -116,17 +115,13 @@ def check_bounds(connection: HttpConnection, transport: FakeTransport) -> None:
 
 
 def test_connections() -> None:
-    """20,000 lives, or 20 seconds of them."""
-    deadline_s = time.monotonic() + 20
-    for seed in range(20_000):
+    """15,000 lives."""
+    for seed in range(15_000):
         try:
             one_connection(seed)
         except BaseException:
             print(f"seed {seed}")  # noqa: T201
             raise
-        if time.monotonic() > deadline_s:
-            assert seed > 2000
-            return
 
 
 @pytest.mark.parametrize("seed", [178_424, 172_898, 210_056])
@@ -137,9 +132,8 @@ def test_found_before(seed: int) -> None:
 
 def test_the_requests_are_the_same_however_their_bytes_arrive() -> None:
     """Where a read ends decides what of a body passes by the parser. It must not decide where a request begins, or
-    one request could be smuggled within another: 3,000 lives, or 20 seconds of them.
+    one request could be smuggled within another: 3,000 lives.
     """
-    deadline_s = time.monotonic() + 20
     num_long = 0
     for seed in range(3000):
         choice = random.Random(seed)
@@ -149,8 +143,6 @@ def test_the_requests_are_the_same_however_their_bytes_arrive() -> None:
         bodies = bodies_of([data])
         assert bodies_of(reads) == bodies, f"seed {seed}"
         num_long += any(len(body) > LONG_BODY_BYTES for body in bodies)
-        if time.monotonic() > deadline_s:
-            break
     assert num_long > 50
 
 

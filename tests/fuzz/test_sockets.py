@@ -5,14 +5,15 @@ nothing. Random frames, messages with some bytes changed, and whole messages fro
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import socket
 import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import httpx
 import psutil
 import pytest
 import zmq
@@ -89,7 +90,7 @@ class Stranger:
 
     def send(self, frames: list[bytes]) -> None:
         """As it is; where the pipe is full, when there is room, since the system has to go on reading."""
-        assert self._socket.poll(20_000, zmq.POLLOUT), f"{self._path.name} does not read any more"
+        assert self._socket.poll(60_000, zmq.POLLOUT), f"{self._path.name} does not read any more"
         self._socket.send_multipart(frames)
         if self._choice.random() < 0.01:
             self._socket.close(linger=1000)
@@ -155,7 +156,7 @@ def order(choice: random.Random) -> list[bytes]:
     engine = choice.choice(("engine.0.1", "engine.0.1", "engine.9.9"))
     ids = array("I", [choice.choice((0, 5, 49_151, 49_152, 2**32 - 1)) for _ in range(choice.choice((1, 1, 3, 50)))])
     context = encode_context(_context(choice))
-    output = {"num_delivered": (choice.choice((0, 0, 1)),), "finished": (choice.randrange(5),)}
+    output: dict[str, Any] = {"num_delivered": (choice.choice((0, 0, 1)),), "finished": (choice.randrange(5),)}
     made: list[Message] = [
         Generate(request_id, attempt, detokenizer, 1, frames=(_sampling(choice), context, ids.tobytes())),
         Generate(
@@ -252,7 +253,7 @@ def anything(samples: list[list[bytes]], choice: random.Random) -> list[bytes]:
 
 def answer(server: Server) -> str:
     """The text of a completion."""
-    response = httpx.post(f"{server.url}/v1/completions", json=BODY, timeout=20, trust_env=False)
+    response = server.http.post("/v1/completions", json=BODY)
     assert response.status_code == 200, response.text
     return str(response.json()["choices"][0]["text"])
 
@@ -278,9 +279,9 @@ def attack(server: Server, samples: list[list[bytes]], name: str, seconds: float
             assert answer(server) == right
             assert server.pids() == pids, server.log[-3000:]
     assert answer(server) == right
-    wait_for(lambda: httpx.get(f"{server.url}/ready", trust_env=False).status_code == 200, 20, "it is ready")
+    server.wait_until_status("/ready", 200)
     for gauge in ("num_requests_unfinished", "unfinished_bytes", "num_requests_running", "num_requests_waiting"):
-        wait_for(lambda gauge=gauge: server.gauge(gauge) == 0, 20, f"{gauge} is back at 0")  # type: ignore[misc]
+        wait_for(lambda gauge=gauge: server.gauge(gauge) == 0, what=f"{gauge} is back at 0")  # type: ignore[misc]
     assert server.pids() == pids, server.log[-3000:]
     assert resident_bytes(server) - before_bytes < ALLOWED_GROWTH_BYTES
     assert "Traceback" not in server.log
@@ -301,15 +302,11 @@ def test_strangers_are_given_no_work(server: Server) -> None:
     right = answer(server)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     work, api = (f"ipc://{server.run_dir}/router.0.1.{name}" for name in ("work", "api"))
-    strangers = [
-        dealer(context, work, f"{role.label}.{slot}.77", "router.0.1")
-        for role in (Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER)
-        for slot in range(2)
-    ]
-    for stranger in strangers:
-        identity = stranger.socket.routing_id.decode()
-        role = next(role for role in Role if identity.startswith(role.label))
-        stranger.send(Hello(identity, role, WIRE_VERSION, 1, 1000, ("ipc://nowhere",)))
+    strangers = []
+    for role, slot in itertools.product((Role.TOKENIZER, Role.ENGINE, Role.DETOKENIZER), range(2)):
+        identity = f"{role.label}.{slot}.77"
+        strangers.append(dealer(context, work, identity, "router.0.1"))
+        strangers[-1].send(Hello(identity, role, WIRE_VERSION, 1, 1000, ("ipc://nowhere",)))
     client = dealer(context, api, "api.0.77", "router.0.1")
     for number in range(20):
         client.send(Submit(f"api.0.77:{number}", Route.COMPLETIONS, 2, True, frames=(b"{}",)))

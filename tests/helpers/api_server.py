@@ -98,9 +98,7 @@ class StubRouter:
             upload = list(self.uploads.values())[num_requests - 1]
             return upload if upload.complete or not complete else None
 
-        found = wait_for(arrived, what=f"request {num_requests} is at the router")
-        assert found is not None
-        return found
+        return wait_for(arrived, what=f"request {num_requests} is at the router")
 
     def wait_for_abort(self, upload: Upload) -> None:
         """Exactly one, and no other follows."""
@@ -180,6 +178,7 @@ class ApiServer:
         )
         self._api_keys = api_keys
         self._num_routers = 0
+        self._num_accepted = 0
         self._clients: list[RawClient] = []
         self._ready = threading.Event()
         self._loop = uvloop.new_event_loop()
@@ -189,7 +188,7 @@ class ApiServer:
 
     def __enter__(self) -> ApiServer:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         self.router = self.start_router()
         return self
 
@@ -197,7 +196,7 @@ class ApiServer:
         for client in self._clients:
             client.close()
         self._loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(10)
+        self._thread.join(60)
         self.router.close()
         self._context.destroy(linger=0)
         shutil.rmtree(self._folder)
@@ -227,9 +226,7 @@ class ApiServer:
             connections = tuple(self.app.connections)
             return next((item for item in connections if item._transport.get_extra_info("peername") == name), None)
 
-        connection = wait_for(lambda: self.call(find), what="accepted")
-        assert connection is not None
-        return connection
+        return wait_for(lambda: self.call(find), what="accepted")
 
     def start_router(self) -> StubRouter:
         """A (new) router, which the API process follows at once."""
@@ -248,7 +245,11 @@ class ApiServer:
         self.call(lambda: self.pages.publish(message, time.monotonic()))
 
     def sweep(self, at_s: float) -> None:
-        """What the timer would do so many seconds after the start; times should grow from call to call."""
+        """What the timer would do so many seconds after the start; times should grow from call to call.
+
+        It meets every client that has connected.
+        """
+        wait_for(lambda: self._num_accepted >= len(self._clients), what="all are accepted")
 
         def sweep() -> None:
             for connection in tuple(self.app.connections):
@@ -262,7 +263,7 @@ class ApiServer:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def count(self, name: str, **labels: object) -> float:
         """A counter."""
@@ -284,7 +285,7 @@ class ApiServer:
         self.app = App(self._process.config.api, self._api_keys, self.client, self.pages, self.metrics)
         self.app.date = DATE
         self.tls = Tls(self._process.config.api, self._loop) if self.certificates is not None else None
-        server = await self._loop.create_server(self._new_connection, self._host, 0, backlog=2048)
+        server: Any = await self._loop.create_server(self._new_connection, self._host, 0, backlog=2048)
         self.address = server.sockets[0].getsockname()[:2]
         self._ready.set()
         await self._stopped.wait()
@@ -297,6 +298,7 @@ class ApiServer:
             self.tls.close()
 
     def _new_connection(self) -> asyncio.Protocol:
+        self._num_accepted += 1
         connection = HttpConnection(self.app, self._loop)
         return connection if self.tls is None else self.tls.protect(connection)
 
@@ -304,6 +306,7 @@ class ApiServer:
 def most_in_one_turn(server: ApiServer, kind: type, name: str, cause: Callable[[], None]) -> tuple[int, int]:
     """How often a method ran in all, and at most in one turn of the loop, while ``cause`` did its work."""
     counts = [0]
+    handle: asyncio.Handle | None = None
     original = getattr(kind, name)
 
     def counted(*arguments: Any, **keywords: Any) -> Any:
@@ -316,7 +319,6 @@ def most_in_one_turn(server: ApiServer, kind: type, name: str, cause: Callable[[
             counts.append(0)
         handle = server._loop.call_soon(tick)
 
-    handle: asyncio.Handle | None = None
     setattr(kind, name, counted)
     try:
         server.call(tick)

@@ -53,7 +53,7 @@ class RawClient:
         address: tuple[str, int],
         *,
         receive_buffer: int = 0,
-        timeout_s: float = 20.0,
+        timeout_s: float = 60.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET

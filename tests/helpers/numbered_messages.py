@@ -8,7 +8,7 @@ from tests.helpers.wait import wait_for
 from tokservice.wire.channels import Channel, dealer, listen_router
 from tokservice.wire.messages import Abort, BodyChunk, Message
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def abort(number: int) -> Abort:

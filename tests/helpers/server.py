@@ -17,12 +17,16 @@ from typing import Any
 import httpx
 import psutil
 
+from tests.helpers.http_client import RawClient
 from tests.helpers.wait import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 SIMULATED = ("--config", str(ROOT / "configs" / "simulated.toml"))
 LIBC = ctypes.CDLL(None)
 TITLE = re.compile(r"tokservice: (\w+) (\d+)")
+# Pages are made from heartbeats: frequent ones, and no test waits for long until a gauge is what it should be.
+SETTINGS = ("--port", "0", "--set", "runtime.heartbeat_s=0.2")
+ANSWER_TIMEOUT_S = 90.0  # only a fault takes so long
 
 
 def die_with_parent() -> None:
@@ -33,6 +37,8 @@ def die_with_parent() -> None:
 class Server:
     """A started system; ``stop`` ends it and checks that nothing stays behind."""
 
+    http: httpx.Client  # once it is ready: requests from any thread, each on a connection of its own
+
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, verify: ssl.SSLContext | bool = True
     ) -> None:
@@ -40,7 +46,7 @@ class Server:
         self.output = Path(tempfile.mkstemp(prefix="server-", suffix=".log")[1])
         self._temporary = tempfile.TemporaryDirectory(prefix="ts", dir="/tmp")
         self.run_dir = Path(self._temporary.name) / "run"
-        settings = ("--port", "0", "--set", f"runtime.run_dir={self.run_dir}")
+        settings = (*SETTINGS, "--set", f"runtime.run_dir={self.run_dir}")
         with self.output.open("wb") as log:
             self.process = psutil.Popen(
                 [sys.executable, str(ROOT / "scripts" / "launch.py"), *settings, *arguments],
@@ -57,7 +63,7 @@ class Server:
         """All that the processes have printed."""
         return self.output.read_text(errors="replace")
 
-    def wait_until_ready(self, timeout_s: float = 60.0) -> None:
+    def wait_until_ready(self) -> None:
         """Until the banner names the address and /ready agrees."""
 
         def banner() -> re.Match[str] | None:
@@ -65,17 +71,23 @@ class Server:
                 raise AssertionError(f"the server ended with code {self.process.returncode}:\n{self.log}")
             return re.search(r"is ready at (https?://\S+)", self.log)
 
-        self.url = wait_for(banner, timeout_s, "the server is ready").group(1)
+        self.url = wait_for(banner, 100.0, "the server is ready").group(1)
+        self.http = httpx.Client(
+            base_url=self.url,
+            timeout=ANSWER_TIMEOUT_S,
+            trust_env=False,
+            verify=self.verify if self.url.startswith("https:") else False,  # to load authorities takes 10 ms and more
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+        )
         self.wait_until_status("/ready", 200)
 
-    def wait_until_status(self, path: str, status: int, timeout_s: float = 30.0) -> None:
+    def wait_until_status(self, path: str, status: int) -> None:
         """Until a page answers with a status."""
-        with httpx.Client(base_url=self.url, trust_env=False, verify=self.verify) as client:
-            wait_for(lambda: client.get(path).status_code == status, timeout_s, f"{path} says {status}")
+        wait_for(lambda: self.http.get(path).status_code == status, what=f"{path} says {status}")
 
     def pid(self, role: str, slot: int = 0) -> int:
         """Of a living process."""
-        return wait_for(lambda: self.pids().get((role, slot)), 20.0, f"{role} {slot} lives")
+        return wait_for(lambda: self.pids().get((role, slot)), what=f"{role} {slot} lives")
 
     def pids(self) -> dict[tuple[str, int], int]:
         """Of all living processes, by role and slot, as their titles say."""
@@ -89,13 +101,17 @@ class Server:
                 found[match[1], int(match[2])] = child.pid
         return found
 
+    def connect(self) -> RawClient:
+        """A connection on which the test says every byte."""
+        return RawClient(("127.0.0.1", int(self.url.rpartition(":")[2])))
+
     def sockets(self) -> set[str]:
         """Those in the run directory."""
         return {path.name for path in self.run_dir.iterdir() if path.is_socket()}
 
     def metrics(self) -> str:
         """The supervisor's page as it is now."""
-        return httpx.get(f"{self.url}/metrics", trust_env=False, verify=self.verify).text
+        return self.http.get("/metrics").text
 
     def gauge(self, name: str) -> float:
         """The value of a metric without labels, as the supervisor's page has it now."""
@@ -106,20 +122,18 @@ class Server:
     def begun_stream(self, body: dict[str, Any]) -> Iterator[Iterator[str]]:
         """The further lines of a streamed completion, once the first one has come."""
         body = {**body, "stream": True}
-        with httpx.stream(
-            "POST", f"{self.url}/v1/completions", json=body, timeout=30, trust_env=False, verify=self.verify
-        ) as response:
+        with self.http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.iter_lines()
             next(lines)
             yield lines
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 60.0) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         """End it with a signal; the exit code. Fails where a process or a socket stays behind."""
         children = self.process.children(recursive=True) if self.process.is_running() else []
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(timeout_s)
-        _, alive = psutil.wait_procs(children, timeout=10)
+        code = self.process.wait(90)
+        _, alive = psutil.wait_procs(children, timeout=30)
         for child in alive:
             child.kill()
         assert not alive, f"processes outlived their launcher: {alive}"
@@ -127,11 +141,13 @@ class Server:
 
     def discard(self) -> None:
         """Whatever happened: leave nothing on this machine."""
+        if self.url:
+            self.http.close()
         if self.process.poll() is None:
             for child in self.process.children(recursive=True):
                 child.kill()
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(30)
         self._temporary.cleanup()
         self.output.unlink(missing_ok=True)
 

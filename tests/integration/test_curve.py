@@ -62,7 +62,7 @@ def wait_until_refused(stranger: zmq.Socket[bytes]) -> Callable[[], None]:
     monitor = stranger.get_monitor_socket(FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
 
     def wait() -> None:
-        assert monitor.poll(10_000), "nothing became of the handshake"
+        assert monitor.poll(60_000), "nothing became of the handshake"
         event = recv_monitor_message(monitor)["event"]
         stranger.disable_monitor()
         monitor.close()

@@ -24,7 +24,7 @@ def test_listening(host: str, clients: list[str]) -> None:
     with _listen(host, 0) as first:
         port = first.getsockname()[1]
         for client in clients:
-            socket.create_connection((client, port), timeout=5).close()
+            socket.create_connection((client, port), timeout=60).close()
         with _listen(host, port) as second:
             assert second.getsockname()[1] == port
         assert not first.get_inheritable()
@@ -62,7 +62,7 @@ async def _malformed(run_dir: Path) -> list[float]:
 
     with listen_router(process.context, endpoint) as router:
         client.follow(Topology(1, (Peer("router.0.1", Role.ROUTER, (endpoint,), EngineLimits()),)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not router.socket.poll(0):  # the line is up once something has come over it
                 client._line.channel.send(Topology(1, ()))  # type: ignore[union-attr]
                 await asyncio.sleep(0.01)

@@ -88,7 +88,7 @@ def test_large_pipelined_bodies(server: ApiServer) -> None:
             upload = server.router.wait(number)
             assert upload.body == body
             server.router.answer(upload, 200, b"%d" % number)
-        client.socket.settimeout(10)
+        client.socket.settimeout(60)
         assert [client.read_response().body for _ in range(4)] == [b"0", b"2", b"3", b"4"]
 
 
@@ -104,7 +104,7 @@ def test_a_length_without_end_behind_a_running_request(server: ApiServer) -> Non
         connection = server.connection_of(client)
         kept = server.call(lambda: sum(len(exchange.kept) for exchange in connection._exchanges))
         assert kept <= 512 * KIB
-        client.socket.settimeout(10)
+        client.socket.settimeout(60)
         server.router.event(stream, b"", last=True)
         assert client.read_chunk() == b""
         assert client.read_response().status == 413
@@ -154,6 +154,6 @@ def test_answers_do_not_pile_up_for_a_client_that_does_not_read(server: ApiServe
 
         wait_for(lambda: not connection._reading, what="reading pauses")
         assert server.call(buffered) < 1024 * KIB
-        client.socket.settimeout(10)
+        client.socket.settimeout(60)
         for _ in range(200):
             assert len(client.read_response().body) == 50_000

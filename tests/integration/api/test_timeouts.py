@@ -53,7 +53,7 @@ def test_body_timeout_of_a_request_that_is_refused(server: ApiServer) -> None:
         client.socket.setblocking(False)
         with pytest.raises(BlockingIOError):
             client.socket.recv(1)
-        client.socket.settimeout(10)
+        client.socket.settimeout(60)
         server.sweep(70)
         response = client.read_response()
         assert (response.status, response.keeps_alive) == (404, False)

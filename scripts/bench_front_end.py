@@ -38,6 +38,7 @@ import _front_lag
 import _front_overhead
 import _front_short
 import _front_throughput
+from _extras import how_to_install
 from _front import Record, Setup
 from _front_plot import draw
 from _prompts import Prompts, benchmark_tokenizer
@@ -125,7 +126,7 @@ def _draw(record: Record, path: Path) -> None:
     try:
         draw(record, path)
     except ImportError:
-        print("no picture: matplotlib is not installed (pip install 'tokservice[bench]')", file=sys.stderr)
+        print(f"no picture: {how_to_install('matplotlib')}", file=sys.stderr)
     else:
         print(f"drawn: {path}\n")
 

@@ -19,9 +19,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-import psutil
 from _chaos_damage import system, why_not_ready
 from _client import Answer, Connection, Target, kind_of
+from _extras import psutil
 from _report import json_line, table
 from _server import ROOT, running_server
 from tqdm import tqdm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -50,6 +51,19 @@ def load_test(server: Server, *arguments: str, key: str = API_KEY) -> tuple[dict
     assert result.stdout, result.stderr
     record: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     return record, result.returncode
+
+
+WITHOUT_PSUTIL = "import runpy, sys; sys.modules['psutil'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+
+
+@pytest.mark.parametrize("script", ["chaos.py", "bench_recovery.py"])
+def test_a_package_of_an_extra_that_is_absent_is_one_line(script: str) -> None:
+    """After ``make serve`` alone they ended with an ImportError's traceback."""
+    command = [sys.executable, "-c", WITHOUT_PSUTIL, str(SCRIPTS / script)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path])}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
+    assert result.returncode == 1
+    assert re.fullmatch(r"psutil is not installed: \S+ -m pip install --editable '\.\[test\]'\n", result.stderr)
 
 
 @pytest.mark.parametrize("form", [(), ("--completion",)], ids=["chat", "completion"])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from tokservice.router.core import RouterCore
-from tokservice.runtime.config import RouterConfig
+from tokservice.runtime.config import RouterConfig, TokenizerConfig
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire import codec
 from tokservice.wire.messages import (
@@ -69,7 +69,7 @@ class Bench:
 
     def __init__(self, *, everyone: Sequence[str] = EVERYONE, capacity: int = 4, **settings: Any) -> None:
         self.metrics = Metrics()
-        self.core = RouterCore(RouterConfig(**settings), 2, self.metrics)
+        self.core = RouterCore(RouterConfig(**settings), TokenizerConfig(workers=2), self.metrics)
         self.now = 100.0
         self.capacity = capacity
         self.sent: list[tuple[str, Message]] = []

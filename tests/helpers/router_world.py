@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from tests.helpers.router import role_of
 from tests.helpers.router_workers import KINDS, ROUTER, Plan, Tokenizer, Worker
 from tokservice.router.core import RouterCore
-from tokservice.runtime.config import RouterConfig
+from tokservice.runtime.config import RouterConfig, TokenizerConfig
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.messages import (
     WIRE_VERSION,
@@ -63,7 +63,7 @@ class World:
         self.share_of_poison = share_of_poison
         self.metrics = Metrics()
         settings = RouterConfig(queue_timeout_s=1e9, total_timeout_s=1e9)
-        self.core = RouterCore(settings, SLOTS[Role.TOKENIZER], self.metrics)
+        self.core = RouterCore(settings, TokenizerConfig(workers=SLOTS[Role.TOKENIZER]), self.metrics)
         self.now = 0.0
         self.workers: dict[str, Worker] = {}
         self.to_router: dict[str, deque[Message]] = {}

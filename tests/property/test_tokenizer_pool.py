@@ -15,6 +15,7 @@ from tokservice.router.tokenizer_pool import (
     TokenizerPool,
     Waiting,
 )
+from tokservice.runtime.config import TokenizerConfig
 
 LONG_BODY_BYTES = 65_536
 EXCLUSIVE_WAIT_S = 2.0
@@ -27,7 +28,7 @@ class Pool(RuleBasedStateMachine):
     @initialize(num_configured=st.integers(1, 4))
     def begin(self, num_configured: int) -> None:
         self.num_configured = num_configured
-        self.pool = TokenizerPool(num_configured, LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
+        self.pool = TokenizerPool(TokenizerConfig(workers=num_configured), LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
         self.now = 0.0
         self.count = 0
         self.waiting: list[Waiting] = []
@@ -226,7 +227,7 @@ def _with(arrivals: dict[float, list[Waiting]], body: Waiting) -> dict[float, li
 
 
 def _workers(num_configured: int) -> TokenizerPool:
-    pool = TokenizerPool(num_configured, LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
+    pool = TokenizerPool(TokenizerConfig(workers=num_configured), LONG_BODY_BYTES, EXCLUSIVE_WAIT_S)
     for slot in range(num_configured):
         pool.add_worker(f"tokenizer.{slot}.1", slot, CAPACITY)
     return pool

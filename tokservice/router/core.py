@@ -14,7 +14,7 @@ from tokservice.router.recovery import Recovery
 from tokservice.router.replies import Replies
 from tokservice.router.request import Request, State
 from tokservice.router.tokenizer_pool import Assignment, TokenizerPool
-from tokservice.runtime.config import RouterConfig
+from tokservice.runtime.config import RouterConfig, TokenizerConfig
 from tokservice.runtime.metrics import Metrics
 from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import (
@@ -55,12 +55,12 @@ _CLIENT_FLAGS = ReadyFlags.STREAM | ReadyFlags.LAST
 class RouterCore:
     """See the module's docstring. ``now_s`` is monotonic and in seconds throughout."""
 
-    def __init__(self, settings: RouterConfig, num_tokenizers: int, metrics: Metrics) -> None:
+    def __init__(self, settings: RouterConfig, tokenizers: TokenizerConfig, metrics: Metrics) -> None:
         self.draining = False
         self.ledger = Ledger()
         self._settings = settings
         self._metrics = metrics
-        self._pool = TokenizerPool(num_tokenizers, settings.long_body_bytes, settings.long_wait_s)
+        self._pool = TokenizerPool(tokenizers, settings.long_body_bytes, settings.long_wait_s)
         self._replies = Replies(self.ledger, self._pool, metrics)
         self._recovery = Recovery(self.ledger, self._pool, self._replies, metrics)
         self.outbox = self._replies.outbox

@@ -45,7 +45,7 @@ class Router:
     """The service that ``Process.run`` drives."""
 
     def __init__(self, process: Process) -> None:
-        self._core = RouterCore(process.config.router, process.config.tokenizer.workers, process.metrics)
+        self._core = RouterCore(process.config.router, process.config.tokenizer, process.metrics)
         self._process = process
         self._peers: set[str] = set()
         self._early = deque[tuple[Callable[[str, Message], None], str, Message]](maxlen=MAX_EARLY_MESSAGES)

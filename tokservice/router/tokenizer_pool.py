@@ -2,8 +2,8 @@
 
 A worker has one *exclusive* body in flight, or several short ones: a short body never waits behind a running
 long one while another worker can take it. Long bodies are exclusive, and so are suspects, whose last worker
-died. Of two or more configured workers the one in slot 0 takes no exclusive body. An exclusive body that has
-waited long enough, and longer than every short one, goes first: the other workers are kept free for it.
+died. Some workers take none of them (``TokenizerConfig.takes_long``). An exclusive body that has waited long
+enough, and longer than every short one, goes first: the other workers are kept free for it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from tokservice.runtime.config import TokenizerConfig
 
 Assignment = tuple[str, int]  # (request_id, attempt)
 
@@ -61,8 +63,8 @@ class _Worker:
 class TokenizerPool:
     """The living workers, what each has in flight, and the bodies that wait."""
 
-    def __init__(self, num_configured: int, long_body_bytes: int, exclusive_wait_s: float) -> None:
-        self._num_configured = num_configured
+    def __init__(self, workers: TokenizerConfig, long_body_bytes: int, exclusive_wait_s: float) -> None:
+        self._configured = workers
         self._long_body_bytes = long_body_bytes
         self._exclusive_wait_s = exclusive_wait_s
         self._workers: dict[str, _Worker] = {}
@@ -81,8 +83,7 @@ class TokenizerPool:
 
     def add_worker(self, identity: str, slot: int, capacity: int) -> None:
         """A worker is ready."""
-        takes_exclusive = self._num_configured == 1 or slot > 0
-        self._workers.setdefault(identity, _Worker(identity, capacity, takes_exclusive))
+        self._workers.setdefault(identity, _Worker(identity, capacity, self._configured.takes_long(slot)))
 
     def remove_worker(self, identity: str) -> list[Assignment]:
         """A worker is dead. Returns what it had, the one that it was working on first."""

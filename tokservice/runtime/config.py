@@ -147,9 +147,13 @@ class TokenizerConfig:
         _require(self.max_choices >= 1, "tokenizer.max_choices", "must be at least 1")
         _require(self.max_json_depth >= 4, "tokenizer.max_json_depth", "must be at least 4")
 
+    def takes_long(self, slot: int) -> bool:
+        """Whether a worker takes long bodies: of two or more the one in slot 0 never does."""
+        return self.workers == 1 or slot > 0
+
     def nice_of(self, slot: int) -> int:
-        """Of one worker: of two or more, that in slot 0 never takes a long body (``router/tokenizer_pool.py``)."""
-        return self.nice if self.workers == 1 or slot == 0 else self.long_nice
+        """Scheduling priority of a worker."""
+        return self.long_nice if self.workers > 1 and self.takes_long(slot) else self.nice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from tokservice.detokenizer.choice import ChoiceText
 from tokservice.detokenizer.logprob_rows import LogprobRows
 from tokservice.detokenizer.message_parser import MessageParser, message_parser
-from tokservice.detokenizer.prompt_report import report_prompt
+from tokservice.detokenizer.prompt_report import PromptReporter
 from tokservice.detokenizer.token_log import TokenLog
-from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part, Piece, PromptReport, TokenEntry
 from tokservice.wire.messages import Route
@@ -74,6 +73,6 @@ def needs_detail(context: Context) -> bool:
     return bool(needs_log(context) or context.prompt_ids or context.tool_format or context.reasoning)
 
 
-def detail(vocabulary: Vocabulary, context: Context, prompt: int, log: TokenLog | None) -> Detail:
-    """The detail of one choice of a prompt."""
-    return Detail(log, message_parser(context), lambda rows: report_prompt(vocabulary, context, prompt, rows))
+def detail(context: Context, log: TokenLog | None, reporter: PromptReporter) -> Detail:
+    """The detail of one choice, of the reporter's prompt."""
+    return Detail(log, message_parser(context), reporter.report)

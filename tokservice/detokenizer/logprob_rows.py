@@ -53,9 +53,13 @@ def view(width: int, ids: Buffer, values: Buffer) -> LogprobRows:
 
 def write_note(about: About, rows: LogprobRows) -> bytes:
     """A block for the journal."""
-    size = len(rows.ids)
-    body = struct.pack(f"<{size}I{size}f", *rows.ids, *rows.values)
-    return _HEADER.pack(about, len(rows), rows.width) + body
+    return _HEADER.pack(about, len(rows), rows.width) + _packed(rows.ids, "I") + _packed(rows.values, "f")
+
+
+def _packed(values: Sequence[float] | memoryview, code: str) -> bytes:
+    if isinstance(values, memoryview):  # as it came, little-endian
+        return values.tobytes()
+    return struct.pack(f"<{len(values)}{code}", *values)
 
 
 def read_note(note: bytes | memoryview) -> dict[About, LogprobRows]:

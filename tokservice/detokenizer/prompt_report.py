@@ -14,6 +14,21 @@ from tokservice.protocol.parts import PromptReport, TokenEntry
 Table = Sequence[bytes]
 
 
+class PromptReporter:
+    """What the choices of one prompt say about it: made once, as long as its logprobs are the same."""
+
+    def __init__(self, vocabulary: Vocabulary, context: Context, prompt: int) -> None:
+        self._of = vocabulary, context, prompt
+        self._rows: LogprobRows | None = None
+        self._report: PromptReport | None = None
+
+    def report(self, rows: LogprobRows | None) -> PromptReport | None:
+        """See ``report_prompt``."""
+        if self._report is None or rows != self._rows:
+            self._rows, self._report = rows, report_prompt(*self._of, rows)
+        return self._report
+
+
 def report_prompt(
     vocabulary: Vocabulary, context: Context, prompt: int, rows: LogprobRows | None
 ) -> PromptReport | None:

@@ -13,6 +13,7 @@ from tokservice.detokenizer import stop
 from tokservice.detokenizer.choice import WORDLESS, ChoiceText
 from tokservice.detokenizer.detail import Detail, detail, needs_detail, needs_log
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
+from tokservice.detokenizer.prompt_report import PromptReporter
 from tokservice.detokenizer.text_stream import TextStream
 from tokservice.detokenizer.token_log import TokenLog
 from tokservice.detokenizer.token_names import TokenNames
@@ -268,6 +269,7 @@ def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText]
     names = TokenNames(vocabulary, table, as_ids=context.tokens_as_ids)
     choices, details = [], []
     for prompt in range(len(context.num_prompt_tokens)):
+        reporter = PromptReporter(vocabulary, context, prompt)
         for _ in range(context.n):
             log = None
             if needs_log(context):
@@ -277,5 +279,5 @@ def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText]
                 ChoiceText(stream, stops, include_stop=context.include_stop, min_tokens=context.min_tokens, log=log)
             )
             if needs_detail(context):
-                details.append(detail(vocabulary, context, prompt, log))
+                details.append(detail(context, log, reporter))
     return choices, details

@@ -90,6 +90,7 @@ class CompletionFormat:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._told: tuple[PromptReport | None, bytes] = (None, b"")  # of the last prompt
         self._head = b'{"id":%b,"object":"%b","created":%d,"model":%b,' % (
             json_text(context.response_id),
             self.chunk_object if context.stream else self.object,
@@ -155,13 +156,19 @@ class CompletionFormat:
 
     def _about_choice(self, piece: Piece) -> bytes:
         """Further fields of a choice."""
-        return _about_prompt(piece.prompt)
+        return self._about_prompt(piece.prompt)
 
     def _about_request(self, piece: Piece) -> bytes:
         """Further fields beside the choices."""
         return b""
 
     # --- what does not
+
+    def _about_prompt(self, prompt: PromptReport | None) -> bytes:
+        """What is told of a prompt, written once for all its choices."""
+        if prompt is not self._told[0]:
+            self._told = prompt, _about_prompt(prompt)
+        return self._told[1]
 
     def _rest(self, piece: Piece) -> bytes:
         """The fields of a choice after its text."""
@@ -195,7 +202,7 @@ class ChatFormat(CompletionFormat):
         return b""
 
     def _about_request(self, piece: Piece) -> bytes:
-        return _about_prompt(piece.prompt)
+        return self._about_prompt(piece.prompt)
 
 
 class GenerateFormat(CompletionFormat):

@@ -25,8 +25,10 @@ from tests.unit.detokenizer.test_respond import (
     B,
     C,
 )
+from tokservice.detokenizer import prompt_report
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.respond import Fed, Responder
+from tokservice.protocol.parts import PromptReport
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import FinishReason, Route
 
@@ -353,3 +355,24 @@ def test_bare_responses_leave_no_notes() -> None:
 def test_a_note_that_does_not_fit_is_a_wire_error(note: bytes) -> None:
     with pytest.raises(WireError):
         Responder(VOCABULARY, context(num_logprobs=1), [1], [RUNNING], [[A]], [note])
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_choices_say_of_their_prompt_is_made_once(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
+    """Each choice made it anew, and streams beside it stood still meanwhile."""
+    reports = []
+    original = prompt_report.report_prompt
+
+    def report_prompt(*arguments: Any) -> PromptReport | None:
+        reports.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(prompt_report, "report_prompt", report_prompt)
+    fields: dict[str, Any] = {"prompt_ids": (struct.pack("<2I", A, B),), "num_prompt_tokens": (2,), "n": 2}
+    made = Responder(VOCABULARY, context(**COMPLETION, **fields, stream=False, num_prompt_logprobs=2))
+    for choice, values in ((0, (-0.5, -0.25, -1.5)), (1, (-0.5, -0.25, -1.5 if same else -2.5))):
+        made.score_prompt(choice, rows(B, values=values))
+        data = made.feed(choice, [C], LENGTH).data
+    first, second = (choice["prompt_logprobs"] for choice in json.loads(data)["choices"])
+    assert len(reports) == (1 if same else 2)
+    assert (first == second) is same

@@ -52,6 +52,24 @@ class StepBatch:
     row_of: list[Ints]  # per chunk: the rows of its tokens
 
 
+def merge_groups(groups: list[LookupGroup], max_padding: int) -> list[LookupGroup]:
+    """Fewer groups, in the same order: each pads its rows to the widest of them, by at most ``max_padding`` blocks."""
+    merged: list[LookupGroup] = []
+    padding = 0
+    for group in reversed(groups):  # from the widest down
+        if merged:
+            last = merged[-1]
+            padding += (group.hi - group.lo) * (last.width - group.width)
+            if padding <= max_padding:
+                context_lens = np.concatenate([group.context_lens, last.context_lens])
+                block_starts = np.concatenate([group.block_starts, last.block_starts])
+                merged[-1] = LookupGroup(group.lo, last.hi, last.width, context_lens, block_starts)
+                continue
+        merged.append(group)
+        padding = 0
+    return merged[::-1]
+
+
 def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int) -> StepBatch:
     """Arrange chunks of up to ``max_lookup_tokens`` tokens for lookup, longer ones as prefill runs."""
     num_chunks = len(chunks)

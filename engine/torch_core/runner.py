@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from engine.model_files import read_json
 from engine.threads import num_threads
-from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
+from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, MAX_PADDING, CpuAttention
 from engine.torch_core.attention_cuda import FLASH_BLOCK_SIZE, PagedAttention, paged_attention
 from engine.torch_core.batch import StepBatch
 from engine.torch_core.decode_graphs import DecodeGraphs
@@ -89,7 +89,9 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     if config.model.dtype not in ("auto", "float32"):
         raise StartupError("model.dtype: on a CPU activations are float32; choose engine.weight_format instead")
     torch.set_num_threads(num_threads(settings, len(os.sched_getaffinity(0))))
-    cache_tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(spec)
+    cache_tokens = settings.kv_cache_tokens or settings.kv_cache_bytes // CpuAttention.bytes_per_token(
+        spec, weight_format
+    )
     block_size = settings.block_size or CPU_BLOCK_SIZE
     num_blocks = _num_blocks(cache_tokens, block_size)
     max_len = min(max_len, num_blocks * block_size)
@@ -98,7 +100,9 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(
         model=model,
-        attention=CpuAttention(spec, num_blocks, block_size),
+        attention=CpuAttention(
+            spec, num_blocks, block_size, weight_format, max_padding=0 if settings.deterministic else MAX_PADDING
+        ),
         graphs=None,
         device=device,
         num_blocks=num_blocks,

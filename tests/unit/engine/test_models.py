@@ -53,10 +53,12 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
     return build
 
 
-def logits_of(model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "") -> torch.Tensor:
+def logits_of(
+    model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "", weight_format: str = "float32"
+) -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format)
     graphs = None
     if kind:
         attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)
@@ -98,7 +100,9 @@ def test_logits_equal_transformers(
     ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
 )
 def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_format: str, tolerance: float) -> None:
-    logits = logits_of(load("qwen2", weight_format), [60, 1, 8, 9, 72], 1)  # kernels differ by the number of rows
+    pieces = [60, 1, 8, 9, 72]  # kernels differ by the number of rows
+    attention = "float32" if weight_format == "plain" else weight_format
+    logits = logits_of(load("qwen2", weight_format), pieces, 1, weight_format=attention)
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance

@@ -5,6 +5,7 @@ Engine process. The one place that knows how the devices differ.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOK
 from engine.torch_core.attention_cuda import FLASH_BLOCK_SIZE, PagedAttention, paged_attention
 from engine.torch_core.batch import StepBatch
 from engine.torch_core.decode_graphs import DecodeGraphs
+from engine.torch_core.huge_pages import use_huge_pages
 from engine.torch_core.linear import has_bfloat16_products
 from engine.torch_core.memory_profile import cache_bytes
 from engine.torch_core.model import Model
@@ -34,6 +36,8 @@ GPU_TOKEN_BUDGET = 4096
 CPU_BLOCK_SIZE = 64  # longer rows to look up; of 32, attention takes a fifth longer
 GPU_BLOCK_SIZE = FLASH_BLOCK_SIZE
 DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -96,6 +100,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     num_blocks = _num_blocks(cache_tokens, block_size)
     max_len = min(max_len, num_blocks * block_size)
     model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len)
+    log.info("huge pages bytes=%d", use_huge_pages())
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(

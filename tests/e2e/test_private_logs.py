@@ -77,6 +77,7 @@ def test_a_mark_in_everything(tmp_path: Path) -> None:
     environment = {**os.environ, "TOKSERVICE_API_KEY": f"another-{MARK}"}
     with running_server(*arguments, env=environment, verify=certificates.client_context()) as server:
         assert exercise(server) >= {200, 400, 401, 404}
+        server.wait_until_status("/ready", 200)  # and no file of a dead process is just being removed
         for path in server.run_dir.rglob("*"):
             if path.is_file():
                 assert MARK.encode() not in path.read_bytes(), path

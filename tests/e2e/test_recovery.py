@@ -185,7 +185,7 @@ def test_a_stalled_process_is_not_ready() -> None:
 
 
 def test_a_hanging_process_is_replaced(right: list[list[str]]) -> None:
-    settings = ("--set", "simulated.step_ms=10", "--set", "runtime.hang_timeout_s=3")
+    settings = ("--set", "simulated.step_ms=10", "--set", "runtime.hang_timeout_s=4")
     with running_server(*SIMULATED, *settings) as server, ThreadPoolExecutor(1) as clients:
         pid, has_begun = server.pid("engine"), threading.Event()
         answer = clients.submit(streamed, server, 0, has_begun)

@@ -92,6 +92,7 @@ def test_strangers(server: Server) -> None:
 
 
 def test_the_secret_stays_in_its_file(server: Server) -> None:
+    server.wait_until_status("/ready", 200)
     _, secret = (server.run_dir / "curve.keys").read_text().split()
     for path in server.run_dir.iterdir():
         assert path.name == "curve.keys" or secret not in path.read_text()

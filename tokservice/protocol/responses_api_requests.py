@@ -137,8 +137,8 @@ TYPE_READER = Reader(TypeOfItem)
 # --- other parts ----------------------------------------------------------------------------------------------
 
 
-class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
-    """A function that the model may call: see ``tools.Function``."""
+class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What is said of a function that the model may call: see ``tools.Function``."""
 
     name: str
     description: str | None = None
@@ -149,11 +149,21 @@ class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unkn
     output_schema: Refused = NULL
 
 
+class FunctionTool(FunctionFields, tag_field="type", tag="function"):
+    """A function that the model may call."""
+
+
+class NestedFunction(FunctionFields):
+    """The same within a namespace, where there are no others."""
+
+    type: typing.Literal["function"] = "function"
+
+
 class NamespaceTool(msgspec.Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
     """Functions whose names stand for themselves within it alone: see ``tokenizer.namespaces``."""
 
     name: str
-    tools: list[FunctionTool]
+    tools: list[NestedFunction]
     description: str | None = None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tokservice.protocol.reading import refuse_unsupported
-from tokservice.protocol.responses_api_requests import TOOL_NEUTRAL, FunctionTool, NamespaceTool
+from tokservice.protocol.responses_api_requests import TOOL_NEUTRAL, FunctionFields, FunctionTool, NamespaceTool
 from tokservice.protocol.tools import SEPARATOR, Function, Tool
 
 
@@ -39,6 +39,6 @@ def namespaces(tools: Iterable[FunctionTool | NamespaceTool]) -> dict[str, str]:
     return {whole_name(space.name, function.name): space.name for space in spaces for function in space.tools}
 
 
-def _tool(tool: FunctionTool, name: str, description: str | None) -> Tool:
+def _tool(tool: FunctionFields, name: str, description: str | None) -> Tool:
     refuse_unsupported(tool, TOOL_NEUTRAL, param="tools")
     return Tool(Function(name, description, tool.parameters, tool.strict))

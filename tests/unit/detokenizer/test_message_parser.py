@@ -67,6 +67,7 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", '{"a": 1}')]),
+        ("hermes", r'<tool_call>{"name": "add\ud800", "arguments": "\udfff\ud83d\ude00"}', "", [("add\ufffd", "\ufffd😀")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"arguments": null, "name": "add"}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": nil}</tool_call>', "", [("add", "nil")]),
@@ -121,7 +122,9 @@ def hermes(name: str, arguments: str) -> str:
     ],
 )
 def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple[str, str]], size: int) -> None:
-    """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896."""
+    """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896.
+    Half of a surrogate pair, which no UTF-8 holds, ended the worker.
+    """
     assert parse(text, tool_format, size=size) == ("", content, calls)
 
 

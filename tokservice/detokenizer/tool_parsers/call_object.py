@@ -6,10 +6,10 @@ over, and so are further arguments. Arguments that are a string hold the JSON te
 
 from __future__ import annotations
 
-import json
 from enum import IntEnum
 
 from tokservice.detokenizer.tool_parsers.json_scan import JsonScanner
+from tokservice.detokenizer.tool_parsers.json_string import string_value
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 
@@ -81,7 +81,7 @@ class CallObject:
         self._scanner.take(character)
         self._value += character
         if self._scanner.done:
-            self._key = _string(self._value) or ""
+            self._key = string_value(self._value) or ""
             self._at = _At.COLON
 
     def _take_value(self, character: str) -> bool:
@@ -101,21 +101,12 @@ class CallObject:
     def _end_value(self) -> None:
         self._at = _At.COMMA
         if self._key == "name":
-            self.name = _string(self._value)
+            self.name = string_value(self._value)
             if not self.name:
                 self._at = _At.BROKEN
         elif self._is_arguments:
             self._is_argued = True
             if self._value.startswith('"'):
-                self.arguments += _string(self._value) or ""
+                self.arguments += string_value(self._value) or ""
             elif self._value.startswith("n") and self._value != "null":
                 self.arguments += self._value
-
-
-def _string(text: str) -> str | None:
-    """The value of a JSON string; None where it is none."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, str) else None

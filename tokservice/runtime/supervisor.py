@@ -336,7 +336,7 @@ class Supervisor:
         return all(child.draining and not child.unfinished for child in doors)
 
     def _why_not_ready(self, now_s: float) -> str:
-        """'' if every process is ready and beating."""
+        """'' if every process is ready and beating. The dead come first: the others have to learn of them."""
         if self._phase != "ready":
             return self._phase
         runtime = self._config.runtime
@@ -346,12 +346,14 @@ class Supervisor:
                 return f"{child.role.label} {child.slot} " + (
                     f"keeps ending: {child.last_end}" if looping else "is starting"
                 )
-            if child.topology_version < self._topology_version:
-                return f"{child.role.label} {child.slot} is getting to know the others"
+        for child in self.children:
             long_work = child.role in (Role.ENGINE, Role.TOKENIZER)
             limit_s = runtime.busy_stall_timeout_s if long_work else runtime.stall_timeout_s
             if now_s - child.last_beat_s > limit_s:
                 return f"{child.role.label} {child.slot} has stalled"
+        for child in self.children:
+            if child.topology_version < self._topology_version:
+                return f"{child.role.label} {child.slot} is getting to know the others"
         return ""
 
     def _publish(self, now_s: float) -> None:

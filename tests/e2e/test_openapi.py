@@ -16,6 +16,7 @@ from tokservice.wire.errors import SSE_DONE
 POSTS = [operation for operation in OPERATIONS if operation.body]
 GETS = [operation for operation in OPERATIONS if not operation.body]
 CHAT = [{"role": "user", "content": "Hello!"}]
+DIGITS = {"definition": "[0-9]+", "syntax": "regex"}
 
 # Fields that change the shape of an answer, beside the document's own examples.
 SHAPES: dict[str, list[dict[str, Any]]] = {
@@ -25,6 +26,12 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"messages": CHAT, "max_tokens": 3, "logprobs": True, "top_logprobs": 2, "return_token_ids": True},
         {"messages": CHAT, "max_tokens": 3, "prompt_logprobs": 1},
+        {
+            "messages": CHAT,
+            "max_tokens": 3,
+            "tools": [{"type": "custom", "custom": {"name": "c", "format": {"type": "grammar", "grammar": DIGITS}}}],
+            "tool_choice": {"type": "custom", "custom": {"name": "c"}},
+        },
     ],
     "/generate": [
         {"prompt_token_ids": [[5, 6], [7]], "sampling_params": {"max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}},
@@ -36,6 +43,18 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "include": ["message.output_text.logprobs"],
             "top_logprobs": 2,
             "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        },
+        {
+            "input": CHAT,
+            "max_output_tokens": 3,
+            "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", **DIGITS}}],
+            "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "custom", "name": "c"}]},
+        },
+        {
+            "input": CHAT,
+            "max_output_tokens": 3,
+            "tools": [{"type": "custom", "name": "c", "format": {"type": "grammar", **DIGITS}}],
+            "tool_choice": {"type": "custom", "name": "c"},
         },
     ],
 }

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from tokservice.detokenizer.choice import ChoiceText
 from tokservice.detokenizer.logprob_rows import LogprobRows
-from tokservice.detokenizer.message_parser import MessageParser, message_parser
+from tokservice.detokenizer.message_parser import message_parser
 from tokservice.detokenizer.prompt_report import PromptReporter
 from tokservice.detokenizer.token_log import TokenLog
+from tokservice.detokenizer.tool_parsers.parser import MessageParser
 from tokservice.protocol.context import Context
-from tokservice.protocol.parts import Kind, Part, Piece, PromptReport, TokenEntry
+from tokservice.protocol.parts import CALLS, Kind, Part, Piece, PromptReport, TokenEntry
 from tokservice.wire.messages import Route
 
 
@@ -45,7 +46,7 @@ class Detail:
             self._num_echoed = len(piece.prompt.text) if piece.prompt else 0
         if self._log is not None:
             piece.tokens = self._behind_echo(self._log.take() + (self._log.rest() if choice.finish_reason else []))
-        self._calls_tools = self._calls_tools or any(part.kind == Kind.CALL for part in piece.parts)
+        self._calls_tools = self._calls_tools or any(part.kind in CALLS for part in piece.parts)
         piece.calls_tools = self._calls_tools
         if any(part.kind == Kind.REASONING for part in piece.parts):
             self.num_reasoning_tokens = choice.num_tokens

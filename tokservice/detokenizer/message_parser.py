@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from tokservice.detokenizer.reasoning import ReasoningSplitter
+from tokservice.detokenizer.tool_parsers.custom import CustomParser, InputParser
 from tokservice.detokenizer.tool_parsers.demanded import JsonListParser, NamedParser
 from tokservice.detokenizer.tool_parsers.hermes import HermesParser
 from tokservice.detokenizer.tool_parsers.llama3_json import Llama3JsonParser
 from tokservice.detokenizer.tool_parsers.mistral import MistralParser
+from tokservice.detokenizer.tool_parsers.parser import MessageParser
 from tokservice.protocol.context import Context
 from tokservice.protocol.parts import Kind, Part
 from tokservice.wire.errors import WireError
-
-
-class MessageParser(Protocol):
-    """A state machine over the characters of a text: the joined parts never depend on how the text was cut."""
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that more text completes."""
-
-    def flush(self) -> list[Part]:
-        """The end of the text: what was held back."""
-
 
 _TOOL_PARSERS: dict[str, Callable[[Context], MessageParser]] = {
     "hermes": lambda context: HermesParser(context.tool_names, parallel=context.parallel_tool_calls),
@@ -31,16 +21,19 @@ _TOOL_PARSERS: dict[str, Callable[[Context], MessageParser]] = {
     "mistral": lambda context: MistralParser(context.tool_names, parallel=context.parallel_tool_calls),
     "json_list": lambda context: JsonListParser(context.tool_names, parallel=context.parallel_tool_calls),
     "named": lambda context: NamedParser(context.tool_names),
+    "input": lambda context: InputParser(context.tool_names),
 }
 
 
 def message_parser(context: Context) -> MessageParser | None:
     """The parser of a request's answers; None: all is content. Raises WireError for a format that nobody knows."""
-    tools = None
+    tools: MessageParser | None = None
     if context.tool_format:
         if context.tool_format not in _TOOL_PARSERS or not context.tool_names:
             raise WireError(f"no parser for tool calls in format {context.tool_format[:50]!r}")
         tools = _TOOL_PARSERS[context.tool_format](context)
+        if context.custom_tools:
+            tools = CustomParser(tools, frozenset(context.custom_tools))
     return _WithReasoning(context, tools) if context.reasoning else tools
 
 

@@ -99,12 +99,20 @@ class CalledFunction(Answer):
     arguments: str
 
 
+class CalledCustom(Answer):
+    """A call of a custom tool; the input is a text."""
+
+    name: str
+    input: str
+
+
 class AnsweredToolCall(Answer):
-    """A tool call of the model."""
+    """A tool call of the model: of a function or of a custom tool."""
 
     id: str
-    type: typing.Literal["function"]
-    function: CalledFunction
+    type: typing.Literal["function", "custom"]
+    function: CalledFunction | UnsetType = UNSET
+    custom: CalledCustom | UnsetType = UNSET
 
 
 class CalledFunctionDelta(Answer):
@@ -114,13 +122,21 @@ class CalledFunctionDelta(Answer):
     name: str | UnsetType = UNSET
 
 
+class CalledCustomDelta(Answer):
+    """More of a call of a custom tool."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ToolCallDelta(Answer):
     """More of the tool call of this index."""
 
     index: int
-    function: CalledFunctionDelta
+    function: CalledFunctionDelta | UnsetType = UNSET
+    custom: CalledCustomDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: typing.Literal["function"] | UnsetType = UNSET
+    type: typing.Literal["function", "custom"] | UnsetType = UNSET
 
 
 class AssistantMessage(Answer):

@@ -7,9 +7,15 @@ from typing import Any
 
 from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
-from tokservice.protocol.parts import Kind, Part, Piece
+from tokservice.protocol.parts import CALLS, Kind, Part, Piece
 
 SHORT_ID_FORMAT = "mistral"  # its templates take ids of nine letters and digits alone
+_CALL_FIELDS = {  # what a call is, and which field of it grows
+    Kind.CALL: ("function", "arguments"),
+    Kind.ARGUMENTS: ("function", "arguments"),
+    Kind.CUSTOM_CALL: ("custom", "input"),
+    Kind.INPUT: ("custom", "input"),
+}
 
 
 def message_delta(context: Context, choice: int, piece: Piece, *, first: bool) -> bytes:
@@ -56,10 +62,13 @@ def _call_deltas(context: Context, choice: int, parts: list[Part]) -> list[dict[
     """An entry for each tool call that the parts touch."""
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:
-        if part.kind == Kind.CALL:
-            identity = {"index": part.call, "id": call_id(context, choice, part.call), "type": "function"}
-            calls[part.call] = identity | {"function": {"name": part.text, "arguments": ""}}
-        elif part.kind == Kind.ARGUMENTS:
-            entry = calls.setdefault(part.call, {"index": part.call, "function": {"arguments": ""}})
-            entry["function"]["arguments"] += part.text
+        if part.kind not in _CALL_FIELDS:
+            continue
+        kind, grows = _CALL_FIELDS[part.kind]
+        if part.kind in CALLS:
+            identity = {"index": part.call, "id": call_id(context, choice, part.call), "type": kind}
+            calls[part.call] = identity | {kind: {"name": part.text, grows: ""}}
+        else:
+            entry = calls.setdefault(part.call, {"index": part.call, kind: {grows: ""}})
+            entry[kind][grows] += part.text
     return list(calls.values())

@@ -39,6 +39,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     tokens_as_ids: bool = False  # tokens in logprobs are written as "token_id:5"
     tool_format: str = ""  # how the model writes tool calls: one of detokenizer.tool_parsers; "" is text alone
     tool_names: tuple[str, ...] = ()
+    custom_tools: tuple[str, ...] = ()  # those of them whose input is a text
     parallel_tool_calls: bool = True
     reasoning: str = ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it
     omits_thoughts: bool = False  # an answer of the Messages API says that there were thoughts, and not which

@@ -21,6 +21,11 @@ class Kind(IntEnum):
     REASONING = 1  # the model thinks aloud
     CALL = 2  # a tool call begins; the text is the tool's name
     ARGUMENTS = 3  # more of the JSON text of its arguments
+    CUSTOM_CALL = 4  # a call of a custom tool begins; the text is the tool's name
+    INPUT = 5  # more of the text that is its input
+
+
+CALLS = (Kind.CALL, Kind.CUSTOM_CALL)
 
 
 class Part(NamedTuple):
@@ -28,7 +33,7 @@ class Part(NamedTuple):
 
     kind: Kind
     text: str
-    call: int = 0  # of CALL and ARGUMENTS: the number of the tool call, from 0
+    call: int = 0  # of calls and what they hold: the number of the tool call, from 0
 
 
 class Alternative(NamedTuple):

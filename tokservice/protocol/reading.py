@@ -63,6 +63,7 @@ def refuse_unsupported(part: msgspec.Struct, neutral: dict[str, tuple[Any, ...]]
         if raw is NULL:
             continue
         if not _is_neutral(raw, values):
+            name = name.removesuffix("_")  # a word of Python has one more
             raise RequestError(f"'{name}' is not supported by this server.", param=param or name, code="unsupported")
 
 

@@ -62,12 +62,20 @@ class FunctionCall(msgspec.Struct, forbid_unknown_fields=True):
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
-    """A tool call that an assistant made earlier in the conversation."""
+class CustomCall(msgspec.Struct, forbid_unknown_fields=True):
+    """The custom tool of a call, and the text that it was given."""
 
-    function: FunctionCall
+    name: str
+    input: str
+
+
+class ToolCall(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool call that an assistant made earlier in the conversation: of a function or of a custom tool."""
+
+    function: FunctionCall | None = None
     id: str | None = None
-    type: typing.Literal["function"] | None = None
+    type: typing.Literal["function", "custom"] | None = None
+    custom: CustomCall | None = None
     index: int | None = None
 
 

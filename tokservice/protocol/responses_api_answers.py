@@ -57,7 +57,18 @@ class AnsweredCallItem(Answer, tag_field="type", tag="function_call"):
     namespace: str | UnsetType = UNSET  # where the tool has one
 
 
-AnsweredItem = AnsweredMessageItem | AnsweredReasoningItem | AnsweredCallItem
+class AnsweredCustomCallItem(Answer, tag_field="type", tag="custom_tool_call"):
+    """A call of a custom tool; the input is a text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemState
+    namespace: str | UnsetType = UNSET  # where the tool has one
+
+
+AnsweredItem = AnsweredMessageItem | AnsweredReasoningItem | AnsweredCallItem | AnsweredCustomCallItem
 
 # --- the response ---------------------------------------------------------------------------------------------
 
@@ -130,18 +141,53 @@ class RepeatedTool(Answer, tag_field="type", tag="function"):
     strict: bool | None
 
 
-class RepeatedNamespace(Answer, tag_field="type", tag="namespace"):
-    """A namespace of the request, and its functions."""
+class RepeatedAnyText(Answer, tag_field="type", tag="text"):
+    """The input of a custom tool is any text."""
+
+
+class RepeatedGrammar(Answer, tag_field="type", tag="grammar"):
+    """The input of a custom tool follows a grammar."""
+
+    definition: str
+    syntax: typing.Literal["lark", "regex"]
+
+
+class RepeatedCustomTool(Answer, tag_field="type", tag="custom"):
+    """A custom tool of the request."""
 
     name: str
-    tools: list[RepeatedTool]
+    description: str | None
+    format: RepeatedAnyText | RepeatedGrammar | None
+
+
+class RepeatedNamespace(Answer, tag_field="type", tag="namespace"):
+    """A namespace of the request, and its tools."""
+
+    name: str
+    tools: list[RepeatedTool | RepeatedCustomTool]
     description: str | None
 
 
-class RepeatedToolChoice(Answer, tag_field="type", tag="function"):
+class RepeatedFunctionChoice(Answer, tag_field="type", tag="function"):
     """A ``tool_choice`` that names a function."""
 
     name: str
+
+
+class RepeatedCustomChoice(Answer, tag_field="type", tag="custom"):
+    """A ``tool_choice`` that names a custom tool."""
+
+    name: str
+
+
+class RepeatedAllowedTools(Answer, tag_field="type", tag="allowed_tools"):
+    """A ``tool_choice`` that allows some tools."""
+
+    mode: typing.Literal["auto", "required"]
+    tools: list[RepeatedFunctionChoice | RepeatedCustomChoice]
+
+
+RepeatedToolChoice = RepeatedFunctionChoice | RepeatedCustomChoice | RepeatedAllowedTools
 
 
 class AnsweredResponse(Answer):
@@ -170,7 +216,7 @@ class AnsweredResponse(Answer):
     temperature: float
     text: RepeatedText
     tool_choice: typing.Literal["none", "auto", "required"] | RepeatedToolChoice
-    tools: list[RepeatedTool | RepeatedNamespace]
+    tools: list[RepeatedTool | RepeatedCustomTool | RepeatedNamespace]
     top_logprobs: int
     top_p: float
     truncation: typing.Literal["disabled"]
@@ -290,6 +336,18 @@ class ArgumentsDone(InsideItem, kw_only=True, tag_field="type", tag="response.fu
     arguments: str
 
 
+class InputDelta(InsideItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.delta"):
+    """More of the text that a custom tool is called with."""
+
+    delta: str
+
+
+class InputDone(InsideItem, kw_only=True, tag_field="type", tag="response.custom_tool_call_input.done"):
+    """The input of a custom tool is complete."""
+
+    input: str
+
+
 class StreamError(Numbered, kw_only=True, tag_field="type", tag="error"):
     """The last event of a stream that was cut off; its number is above all others."""
 
@@ -310,6 +368,8 @@ EVENTS = (
     ContentPartDone,
     ArgumentsDelta,
     ArgumentsDone,
+    InputDelta,
+    InputDone,
     OutputItemDone,
     ResponseCompleted,
     ResponseIncomplete,

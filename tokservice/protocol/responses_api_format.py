@@ -16,16 +16,19 @@ from tokservice.protocol.chat_message import call_id
 from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
 from tokservice.protocol.logprobs import text_logprobs
-from tokservice.protocol.parts import Kind, Part, Piece, Usage
+from tokservice.protocol.parts import CALLS, Kind, Part, Piece, Usage
 from tokservice.protocol.tools import SEPARATOR
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import FinishReason
 
-_PREFIXES = {Kind.CONTENT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}  # of an item's id
+_PREFIXES = {Kind.CONTENT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc", Kind.CUSTOM_CALL: "ctc"}  # of an item's id
+_CALL_TYPES = {Kind.CALL: ("function_call", "arguments"), Kind.CUSTOM_CALL: ("custom_tool_call", "input")}
+_GROWING = {Kind.ARGUMENTS: Kind.CALL, Kind.INPUT: Kind.CUSTOM_CALL}
 _EVENTS = {  # an item's text grows by the one and is complete with the other; it is the field named here
     Kind.CONTENT: (b"response.output_text.delta", b"response.output_text.done", b"text"),
     Kind.REASONING: (b"response.reasoning_text.delta", b"response.reasoning_text.done", b"text"),
     Kind.CALL: (b"response.function_call_arguments.delta", b"response.function_call_arguments.done", b"arguments"),
+    Kind.CUSTOM_CALL: (b"response.custom_tool_call_input.delta", b"response.custom_tool_call_input.done", b"input"),
 }
 
 
@@ -33,7 +36,7 @@ _EVENTS = {  # an item's text grows by the one and is complete with the other; i
 class _Item:
     """The item that is growing."""
 
-    kind: Kind  # CONTENT, REASONING or CALL
+    kind: Kind  # CONTENT, REASONING, CALL or CUSTOM_CALL
     id: str
     place: bytes  # the fields that name it in events
     call: dict[str, Any]  # call_id, name and namespace, of a call
@@ -55,12 +58,11 @@ class _Item:
     def shown(self, status: str) -> dict[str, Any]:
         """As clients read it; while it is in progress its content has not been told."""
         content = [] if status == "in_progress" else [self.part]
-        match self.kind:
-            case Kind.REASONING:
-                return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
-            case Kind.CALL:
-                call = {"type": "function_call", "id": self.id, **self.call}
-                return {**call, "arguments": self.text, "status": status}
+        if self.kind == Kind.REASONING:
+            return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
+        if self.kind in CALLS:
+            kind, grows = _CALL_TYPES[self.kind]
+            return {"type": kind, "id": self.id, **self.call, grows: self.text, "status": status}
         return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
 
 
@@ -145,13 +147,13 @@ class ResponsesApiFormat:
     # --- items
 
     def _part(self, part: Part, logprobs: list[dict[str, Any]]) -> bytes:
-        kind = Kind.CALL if part.kind == Kind.ARGUMENTS else part.kind
+        kind = _GROWING.get(part.kind, part.kind)
         item, events = self._open, b""
-        if item is None or kind != item.kind or part.kind == Kind.CALL:
+        if item is None or kind != item.kind or part.kind in CALLS:
             events = self._close("completed")
             item = self._open = self._new_item(kind, part)
             events += self._added(item)
-        if part.kind == Kind.CALL:
+        if part.kind in CALLS:
             return events
         return events + self._delta(item, part.text, logprobs)
 
@@ -161,7 +163,7 @@ class ResponsesApiFormat:
         digest = hashlib.blake2b(f"{self._context.response_id}/{index}".encode(), digest_size=16).hexdigest()
         item_id = f"{_PREFIXES[kind]}_{digest}"
         place = b'"output_index":%d,"item_id":"%b"' % (index, item_id.encode())
-        if kind == Kind.CALL:
+        if kind in CALLS:
             call = {"call_id": call_id(self._context, 0, part.call), **self._name(part.text)}
             return _Item(kind, item_id, place, call)
         return _Item(kind, item_id, place + b',"content_index":0', {})
@@ -175,7 +177,7 @@ class ResponsesApiFormat:
 
     def _added(self, item: _Item) -> bytes:
         added = self._about_item(b"response.output_item.added", item.shown("in_progress"))
-        if item.kind == Kind.CALL:
+        if item.kind in CALLS:
             return added
         part = item.place + b',"part":' + json_value(item.part)
         return added + self._event(b"response.content_part.added", part)
@@ -198,7 +200,7 @@ class ResponsesApiFormat:
         if item.kind == Kind.CONTENT:
             text += b',"logprobs":' + json_value(item.logprobs)
         events = self._event(done, text)
-        if item.kind != Kind.CALL:
+        if item.kind not in CALLS:
             events += self._event(b"response.content_part.done", item.place + b',"part":' + json_value(item.part))
         shown = item.shown(status)
         events += self._about_item(b"response.output_item.done", shown)

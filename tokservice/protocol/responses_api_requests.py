@@ -31,6 +31,7 @@ from tokservice.protocol.requests import (
     PromptCacheOptions,
     PromptCacheRetention,
 )
+from tokservice.protocol.tools import AnyText, Grammar
 
 DirectCaller = Annotated[Raw, Neutral({"type": "direct"})]
 ItemStatus = typing.Literal["in_progress", "completed", "incomplete"]
@@ -73,6 +74,20 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", fo
     status: ItemStatus | None = None
     caller: DirectCaller = NULL
     namespace: str | None = None
+    async_: bool | None = msgspec.field(default=None, name="async")  # where its result stands says the same
+
+
+class CustomToolCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call", forbid_unknown_fields=True):
+    """An earlier call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    status: ItemStatus | None = None
+    caller: DirectCaller = NULL
+    namespace: str | None = None
+    async_: bool | None = msgspec.field(default=None, name="async")
 
 
 class ResultText(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,6 +108,10 @@ class FunctionCallOutputItem(msgspec.Struct, tag_field="type", tag="function_cal
     name: str | None = None  # the call has it too, and the next
     namespace: str | None = None
     caller: DirectCaller = NULL
+
+
+class CustomToolCallOutputItem(FunctionCallOutputItem, tag="custom_tool_call_output"):
+    """What came of a call of a custom tool."""
 
 
 class SummaryText(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,53 +144,76 @@ class TypeOfItem(msgspec.Struct):
     type: str | None = None
 
 
-Item = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
-ITEM_READERS: dict[str, Reader[Any]] = {
-    "message": Reader(MessageItem),
-    "function_call": Reader(FunctionCallItem),
-    "function_call_output": Reader(FunctionCallOutputItem),
-    "reasoning": Reader(ReasoningItem),
-}
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | FunctionCallOutputItem
+    | CustomToolCallItem
+    | CustomToolCallOutputItem
+    | ReasoningItem
+)
+ITEM_READERS: dict[str, Reader[Any]] = {kind.__struct_config__.tag: Reader(kind) for kind in typing.get_args(Item)}
 TYPE_READER = Reader(TypeOfItem)
 
 # --- other parts ----------------------------------------------------------------------------------------------
 
 
-class FunctionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """What is said of a function that the model may call: see ``tools.Function``."""
+class FunctionTool(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """A function that the model may call: see ``tools.Function``."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: RefusedUnlessFalse = NULL
+    async_: RefusedUnlessFalse = msgspec.field(default=NULL, name="async")  # the model would go on without the result
     allowed_callers: Annotated[Raw, Neutral(["direct"])] = NULL
     output_schema: Refused = NULL
 
 
-class FunctionTool(FunctionFields, tag_field="type", tag="function"):
-    """A function that the model may call."""
+class GrammarText(Grammar, tag_field="type", tag="grammar"):
+    """The input of a custom tool follows a grammar."""
 
 
-class NestedFunction(FunctionFields):
-    """The same within a namespace, where there are no others."""
+class CustomTool(msgspec.Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """A tool whose input is a text: see ``tools.Custom``."""
 
-    type: typing.Literal["function"] = "function"
+    name: str
+    description: str | None = None
+    format: AnyText | GrammarText | None = None
+    defer_loading: RefusedUnlessFalse = NULL
+    async_: RefusedUnlessFalse = msgspec.field(default=NULL, name="async")
+    allowed_callers: Annotated[Raw, Neutral(["direct"])] = NULL
 
 
 class NamespaceTool(msgspec.Struct, tag_field="type", tag="namespace", forbid_unknown_fields=True):
-    """Functions whose names stand for themselves within it alone: see ``tokenizer.namespaces``."""
+    """Tools whose names stand for themselves within it alone: see ``tokenizer.namespaces``."""
 
     name: str
-    tools: list[NestedFunction]
+    tools: list[FunctionTool | CustomTool]
     description: str | None = None
 
 
-class FunctionChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """Demands a call of one function."""
+class FunctionChoice(msgspec.Struct, tag_field="type", tag="function", forbid_unknown_fields=True):
+    """Names a function."""
 
     name: str
-    type: typing.Literal["function"] = "function"
+
+
+class CustomChoice(msgspec.Struct, tag_field="type", tag="custom", forbid_unknown_fields=True):
+    """Names a custom tool."""
+
+    name: str
+
+
+class AllowedTools(msgspec.Struct, tag_field="type", tag="allowed_tools", forbid_unknown_fields=True):
+    """The model knows these tools alone; "required" demands a call of one."""
+
+    mode: typing.Literal["auto", "required"]
+    tools: list[FunctionChoice | CustomChoice]
+
+
+ToolChoice = typing.Literal["none", "auto", "required"] | FunctionChoice | CustomChoice | AllowedTools
 
 
 class TextFormat(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
@@ -219,8 +261,8 @@ class ResponsesBody(CommonSampling, kw_only=True):
     instructions: str | None = None
     max_output_tokens: Annotated[int, Bounds(1)] | None = None
     stream: bool | None = None
-    tools: list[FunctionTool | NamespaceTool] | None = None
-    tool_choice: typing.Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: list[FunctionTool | CustomTool | NamespaceTool] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -256,4 +298,5 @@ class ResponsesBody(CommonSampling, kw_only=True):
 PRIOR_TEXT_NEUTRAL = neutral_fields(PriorOutputText)
 TEXT_CONFIG_NEUTRAL = neutral_fields(TextConfig)
 REASONING_CONFIG_NEUTRAL = neutral_fields(ReasoningConfig)
-TOOL_NEUTRAL = neutral_fields(FunctionTool)
+FUNCTION_NEUTRAL = neutral_fields(FunctionTool)
+CUSTOM_NEUTRAL = neutral_fields(CustomTool)

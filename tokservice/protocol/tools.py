@@ -7,7 +7,10 @@ from typing import Any
 
 import msgspec
 
+from tokservice.wire.errors import RequestError
+
 SEPARATOR = "__"  # between a namespace and a function's name in it, where the two are one name
+KINDS = ("function", "custom", "allowed_tools")
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True):
@@ -20,24 +23,72 @@ class Function(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
+class AnyText(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
+    """The input of a custom tool is any text."""
+
+
+class Grammar(msgspec.Struct, forbid_unknown_fields=True):
+    """What texts there are."""
+
+    definition: str
+    syntax: typing.Literal["lark", "regex"]
+
+
+class GrammarText(msgspec.Struct, tag_field="type", tag="grammar", forbid_unknown_fields=True):
+    """The input of a custom tool follows a grammar."""
+
+    grammar: Grammar
+
+
+class Custom(msgspec.Struct, forbid_unknown_fields=True):
+    """A tool whose input is a text: see ``tokenizer.custom_tools``."""
+
+    name: str
+    description: str | None = None
+    format: AnyText | GrammarText | None = None
+
+
 class Tool(msgspec.Struct, forbid_unknown_fields=True):
-    """An entry of ``tools``."""
+    """An entry of ``tools``; it has the part that its type names."""
 
-    function: Function
-    type: typing.Literal["function"] = "function"
+    function: Function | None = None
+    custom: Custom | None = None
+    type: typing.Literal["function", "custom"] = "function"
 
 
-class FunctionName(msgspec.Struct, forbid_unknown_fields=True):
-    """Names a function."""
+class ToolName(msgspec.Struct, forbid_unknown_fields=True):
+    """Names a tool."""
 
     name: str
 
 
 class NamedTool(msgspec.Struct, forbid_unknown_fields=True):
-    """A ``tool_choice`` that demands one function."""
+    """One tool, by its name; it has the part that its type names."""
 
-    function: FunctionName
-    type: typing.Literal["function"] = "function"
+    function: ToolName | None = None
+    custom: ToolName | None = None
+    type: typing.Literal["function", "custom"] = "function"
 
 
-ToolChoice = typing.Literal["none", "auto", "required"] | NamedTool
+class AllowedTools(msgspec.Struct, forbid_unknown_fields=True):
+    """The model knows these tools alone; "required" demands a call of one."""
+
+    mode: typing.Literal["auto", "required"]
+    tools: list[NamedTool]
+
+
+class ToolDemand(NamedTool):
+    """A ``tool_choice`` that demands one tool, or allows some."""
+
+    allowed_tools: AllowedTools | None = None
+    type: typing.Literal["function", "custom", "allowed_tools"] = "function"  # type: ignore[assignment]
+
+
+ToolChoice = typing.Literal["none", "auto", "required"] | ToolDemand
+
+
+def check_kind(entry: Tool | NamedTool, param: str) -> None:
+    """Raise RequestError (400) unless an entry has the part that its type names, and no other one."""
+    if any((getattr(entry, name, None) is not None) != (name == entry.type) for name in KINDS):
+        message = f"'{param}': what has the type '{entry.type}' needs '{entry.type}', and no other such part."
+        raise RequestError(message, param=param, code="invalid_value")

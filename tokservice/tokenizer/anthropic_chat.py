@@ -31,7 +31,7 @@ from tokservice.protocol.anthropic_requests import (
 from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
 from tokservice.protocol.reading import refuse_unsupported
 from tokservice.protocol.requests import ChatBody, FunctionCall, Message, TokenizeBody, ToolCall
-from tokservice.protocol.tools import Function, FunctionName, NamedTool, Tool, ToolChoice
+from tokservice.protocol.tools import Function, Tool, ToolChoice, ToolDemand, ToolName
 from tokservice.tokenizer.late_system import folded
 from tokservice.tokenizer.reasoning import effort_variables, thinking_variables
 from tokservice.tokenizer.sampling import stop_strings
@@ -217,7 +217,7 @@ def _tool_choice(choice: InputToolChoice | None) -> ToolChoice | None:
         raise RequestError(message, param="tool_choice", code="invalid_value")
     match choice.type:
         case "tool":
-            return NamedTool(FunctionName(str(choice.name)))
+            return ToolDemand(ToolName(str(choice.name)))
         case "any":
             return "required"
         case "none":

@@ -16,6 +16,7 @@ import msgspec
 from tokservice.protocol.reading import refuse_unsupported
 from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
+from tokservice.tokenizer.custom_tools import arguments_of
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.wire.errors import RequestError
 
@@ -126,14 +127,25 @@ def _string(raw: msgspec.Raw | None) -> str | None:
 
 
 def _tool_call(place: int, call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
-    arguments = call.function.arguments or {}
+    name, arguments = _named_arguments(place, call)
     if isinstance(arguments, str) and arguments.strip() in NO_ARGUMENTS:
         arguments = {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     mapping = _mapping(place, arguments) if isinstance(arguments, str) else arguments
-    function = {"name": call.function.name, "arguments": text if template.wants_arguments_as_text else mapping}
+    function = {"name": name, "arguments": text if template.wants_arguments_as_text else mapping}
     plain: dict[str, Any] = {"type": "function", "function": function}
     return plain if call.id is None else {"id": call.id, **plain}
+
+
+def _named_arguments(place: int, call: ToolCall) -> tuple[str, str | dict[str, Any]]:
+    """The name of the tool that was called, and the arguments that a function would have had."""
+    kind = call.type or "function"
+    if (call.function is None) == (call.custom is None) or getattr(call, kind) is None:
+        raise _invalid(f"messages[{place}]: a tool call of type '{kind}' needs '{kind}', and nothing in its place.")
+    if call.custom is not None:
+        return call.custom.name, arguments_of(call.custom.input)
+    assert call.function is not None
+    return call.function.name, call.function.arguments or {}
 
 
 def _mapping(place: int, arguments: str) -> dict[str, Any]:

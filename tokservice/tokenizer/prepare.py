@@ -37,10 +37,10 @@ from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.tokenizer.logprob_fields import check_told, logprob_fields
-from tokservice.tokenizer.namespaces import namespaces
 from tokservice.tokenizer.prepared import Answer, Extras, Output, Prepared, finished
 from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
 from tokservice.tokenizer.reasoning import reasoning_of, with_effort
+from tokservice.tokenizer.responses_api_tools import namespaces
 from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
 from tokservice.tokenizer.tool_use import ToolUse, check_tools, format_of, plain_tools, tool_use
 from tokservice.tokenizer.traits import Traits

@@ -110,6 +110,7 @@ def finished(
         tokens_as_ids=output.tokens_as_ids,
         tool_format=output.tools.format,
         tool_names=output.tools.names,
+        custom_tools=output.tools.custom,
         parallel_tool_calls=output.tools.parallel,
         reasoning=output.reasoning,
         omits_thoughts=output.extras.omits_thoughts,

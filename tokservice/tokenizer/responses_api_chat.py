@@ -8,25 +8,25 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 from msgspec import Raw
 
 from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
 from tokservice.protocol.reading import refuse_unsupported
-from tokservice.protocol.requests import ChatBody, CommonSampling, FunctionCall, Message, ToolCall
+from tokservice.protocol.requests import ChatBody, CommonSampling, CustomCall, FunctionCall, Message, ToolCall
 from tokservice.protocol.responses_api_requests import (
     ITEM_READERS,
     PRIOR_TEXT_NEUTRAL,
     REASONING_CONFIG_NEUTRAL,
     TEXT_CONFIG_NEUTRAL,
     TYPE_READER,
+    CustomToolCallItem,
     FunctionCallItem,
     FunctionCallOutputItem,
-    FunctionChoice,
     InputText,
     Item,
     JsonSchemaFormat,
     MessageItem,
-    NamespaceTool,
     PriorOutputText,
     ReasoningItem,
     ReasoningText,
@@ -35,10 +35,9 @@ from tokservice.protocol.responses_api_requests import (
     SummaryText,
     TextConfig,
 )
-from tokservice.protocol.tools import FunctionName, NamedTool, ToolChoice
 from tokservice.tokenizer.late_system import folded
-from tokservice.tokenizer.namespaces import functions, whole_name
 from tokservice.tokenizer.reasoning import with_effort
+from tokservice.tokenizer.responses_api_tools import plain_tools, tool_choice, whole_name
 from tokservice.tokenizer.sampling import GenerationDefaults
 from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
@@ -66,8 +65,8 @@ def chat_body(body: ResponsesBody, traits: Traits) -> ChatBody:
         continue_final_message=_is_begun(items),
         max_tokens=body.max_output_tokens,
         stream=body.stream,
-        tools=None if body.tools is None else functions(body.tools),
-        tool_choice=_tool_choice(body.tool_choice),
+        tools=None if body.tools is None else plain_tools(body.tools),
+        tool_choice=tool_choice(body.tool_choice, body.tools or ()),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body.text),
         logprobs=wants_logprobs,
@@ -95,14 +94,13 @@ def repeated_fields(body: ResponsesBody, defaults: GenerationDefaults) -> bytes:
         "store": False,
         "temperature": defaults.temperature if body.temperature is None else body.temperature,
         "text": {"format": _plain(asked) if asked else {"type": "text"}},
-        "tool_choice": _plain(body.tool_choice) if isinstance(body.tool_choice, FunctionChoice) else body.tool_choice,
-        "tools": [_plain(tool) for tool in body.tools or ()],
+        "tool_choice": _plain(body.tool_choice or "auto"),
+        "tools": _plain(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": defaults.top_p if body.top_p is None else body.top_p,
         "truncation": "disabled",
         "user": body.user,
     }
-    fields["tool_choice"] = fields["tool_choice"] or "auto"
     data = json.dumps(fields, separators=(",", ":")).encode()
     if len(data) > MAX_REPEATED_BYTES:
         longest = max(fields, key=lambda name: len(json.dumps(fields[name])))
@@ -158,16 +156,21 @@ def _add(messages: list[Message], item: Item) -> None:
         case MessageItem():
             messages.append(Message(role=item.role, content=_text(item.content)))
         case FunctionCallItem():
-            message = _assistant_message(messages)
-            message.tool_calls = message.tool_calls or []
-            message.tool_calls.append(
-                ToolCall(FunctionCall(whole_name(item.namespace, item.name), item.arguments), id=item.call_id)
-            )
+            function = FunctionCall(whole_name(item.namespace, item.name), item.arguments)
+            _add_call(messages, ToolCall(function, id=item.call_id))
+        case CustomToolCallItem():
+            custom = CustomCall(whole_name(item.namespace, item.name), item.input)
+            _add_call(messages, ToolCall(custom=custom, id=item.call_id, type="custom"))
         case FunctionCallOutputItem():
             messages.append(Message(role="tool", content=_text(item.output), tool_call_id=item.call_id))
         case ReasoningItem():
             if thoughts := _text(item.content or item.summary):
                 _assistant_message(messages, "reasoning_content", "content", "tool_calls").reasoning_content = thoughts
+
+
+def _add_call(messages: list[Message], call: ToolCall) -> None:
+    message = _assistant_message(messages)
+    message.tool_calls = [*(message.tool_calls or ()), call]
 
 
 def _assistant_message(messages: list[Message], *unset: str) -> Message:
@@ -193,10 +196,6 @@ def _text(content: str | Iterable[InputText | PriorOutputText | ResultText | Sum
 # --- other fields ---------------------------------------------------------------------------------------------
 
 
-def _tool_choice(choice: str | FunctionChoice | None) -> ToolChoice | None:
-    return NamedTool(FunctionName(choice.name)) if isinstance(choice, FunctionChoice) else choice  # type: ignore[return-value]
-
-
 def _response_format(text: TextConfig | None) -> ResponseFormat | None:
     if text is None:
         return None
@@ -219,12 +218,14 @@ def _variables(body: ResponsesBody, traits: Traits) -> dict[str, Any] | None:
     return with_effort(body.chat_template_kwargs, body.reasoning.effort, traits, param="reasoning")
 
 
-def _plain(part: Any) -> dict[str, Any]:
-    """A tagged struct, all of its fields said but those that ask for nothing."""
+def _plain(part: Any) -> Any:
+    """Tagged structs as mappings, all of their fields said but those that ask for nothing."""
+    if isinstance(part, list):
+        return list(map(_plain, part))
+    if not isinstance(part, msgspec.Struct):
+        return part
     fields = {name: getattr(part, name) for name in part.__struct_fields__}
-    said = {name: value for name, value in fields.items() if not isinstance(value, Raw)}
-    if isinstance(part, NamespaceTool):
-        said["tools"] = [_plain(tool) for tool in part.tools]
+    said = {name: _plain(value) for name, value in fields.items() if not isinstance(value, Raw)}
     return {"type": part.__struct_config__.tag, **said}
 
 

@@ -11,7 +11,8 @@ import re
 from typing import Any, NamedTuple
 
 from tokservice.protocol.requests import ChatBody
-from tokservice.protocol.tools import Function, NamedTool, Tool
+from tokservice.protocol.tools import Function, NamedTool, Tool, ToolChoice, ToolDemand, ToolName, check_kind
+from tokservice.tokenizer.custom_tools import function_of, grammar_guide
 from tokservice.tokenizer.guides import Guide, checked
 from tokservice.wire.errors import RequestError
 
@@ -28,6 +29,7 @@ class ToolUse(NamedTuple):
     shown: list[dict[str, Any]] | None = None  # for the template
     format: str = ""  # how calls are written; "" where there are none
     names: tuple[str, ...] = ()
+    custom: tuple[str, ...] = ()  # those whose input is a text
     parallel: bool = True
     guide: Guide | None = None
 
@@ -45,27 +47,25 @@ def format_of(template_source: str) -> str:
 
 def tool_use(body: ChatBody, own_format: str) -> ToolUse:
     """What a body asks for. Raises RequestError (400)."""
-    tools, choice = body.tools or [], body.tool_choice
+    check_tools(body.tools or [])
+    tools, choice = _allowed(body.tools or [], body.tool_choice)
     if not tools:
         if choice not in (None, "none", "auto"):
             raise _invalid("'tool_choice' demands a call, but there are no 'tools'.", "tool_choice")
         return ToolUse()
-    check_tools(tools)
     if choice == "none":
         return ToolUse()
-    names = tuple(tool.function.name for tool in tools)
-    parallel = body.parallel_tool_calls is not False
-    use = ToolUse(plain_tools(tools), own_format, names, parallel)
-    if isinstance(choice, NamedTool):
-        function = next((tool.function for tool in tools if tool.function.name == choice.function.name), None)
-        if function is None:
-            raise _invalid(
-                f"'tool_choice' names '{choice.function.name[:128]}', which is not in 'tools'.", "tool_choice"
-            )
-        guide = _guide({"type": "object", **_COMPACT, **(function.parameters or {})})
-        return use._replace(format="named", names=(function.name,), guide=guide)
+    use = ToolUse(
+        plain_tools(tools),
+        own_format,
+        names=tuple(function_of(tool).name for tool in tools),
+        custom=tuple(tool.custom.name for tool in tools if tool.custom),
+        parallel=body.parallel_tool_calls is not False,
+    )
+    if isinstance(choice, ToolDemand):
+        return _named(use, _find(_by_name(tools), _name(choice)))
     if choice == "required":
-        return use._replace(format="json_list", guide=_guide(_list_schema(tools, parallel=parallel)))
+        return use._replace(format="json_list", guide=_guide(_list_schema(tools, parallel=use.parallel)))
     return use
 
 
@@ -73,7 +73,9 @@ def check_tools(tools: list[Tool]) -> None:
     """Raise RequestError (400) for tools that cannot be told apart, or written."""
     if len(tools) > MAX_TOOLS:
         raise _invalid(f"'tools' may hold at most {MAX_TOOLS} tools.", "tools")
-    names = [tool.function.name for tool in tools]
+    for tool in tools:
+        check_kind(tool, "tools")
+    names = [function_of(tool).name for tool in tools]
     for name in names:
         if not _NAME.fullmatch(name):
             message = "A tool's name has 1 to 128 letters, digits, underscores, dots and dashes, unlike "
@@ -84,7 +86,45 @@ def check_tools(tools: list[Tool]) -> None:
 
 def plain_tools(tools: list[Tool]) -> list[dict[str, Any]]:
     """Tools as templates expect them."""
-    return [{"type": "function", "function": _plain(tool.function)} for tool in tools]
+    return [{"type": "function", "function": _plain(function_of(tool))} for tool in tools]
+
+
+def _allowed(tools: list[Tool], choice: ToolChoice | None) -> tuple[list[Tool], ToolChoice | None]:
+    """Without the tools that ``tool_choice`` keeps from the model."""
+    if not isinstance(choice, ToolDemand):
+        return tools, choice
+    check_kind(choice, "tool_choice")
+    if choice.allowed_tools is None:
+        return tools, choice
+    known = _by_name(tools)
+    allowed = {name: _find(known, name) for name in map(_name, choice.allowed_tools.tools)}
+    return [tool for name, tool in known.items() if name in allowed], choice.allowed_tools.mode
+
+
+def _by_name(tools: list[Tool]) -> dict[tuple[str, str], Tool]:
+    """By type and name."""
+    return {(tool.type, function_of(tool).name): tool for tool in tools}
+
+
+def _name(named: NamedTool) -> tuple[str, str]:
+    check_kind(named, "tool_choice")
+    asked: ToolName = getattr(named, named.type)
+    return named.type, asked.name
+
+
+def _find(known: dict[tuple[str, str], Tool], name: tuple[str, str]) -> Tool:
+    if name not in known:
+        raise _invalid(f"'tool_choice' names '{name[1][:128]}', which is not in 'tools'.", "tool_choice")
+    return known[name]
+
+
+def _named(use: ToolUse, tool: Tool) -> ToolUse:
+    """A call of this tool is demanded."""
+    function = function_of(tool)
+    use = use._replace(names=(function.name,))
+    if tool.custom and (guide := grammar_guide(tool.custom)):
+        return use._replace(format="input", guide=checked(guide))
+    return use._replace(format="named", guide=_guide({"type": "object", **_COMPACT, **(function.parameters or {})}))
 
 
 def _plain(function: Function) -> dict[str, Any]:
@@ -97,8 +137,8 @@ def _list_schema(tools: list[Tool], *, parallel: bool) -> dict[str, Any]:
     """A list of calls. References in a tool's schema start at the root, so definitions move there."""
     definitions: dict[str, dict[str, Any]] = {}
     calls = []
-    for tool in tools:
-        parameters = dict(tool.function.parameters or {"type": "object"})
+    for function in map(function_of, tools):
+        parameters = dict(function.parameters or {"type": "object"})
         for key in _DEFINITIONS:
             moved = parameters.pop(key, None)
             if not isinstance(moved, dict):
@@ -107,7 +147,7 @@ def _list_schema(tools: list[Tool], *, parallel: bool) -> dict[str, Any]:
             if any(name in known and known[name] != value for name, value in moved.items()):
                 raise _invalid("Two of the 'tools' define different schemas by the same name.", "tools")
             known |= moved
-        properties = {"name": {"const": tool.function.name}, "arguments": parameters}
+        properties = {"name": {"const": function.name}, "arguments": parameters}
         calls.append(
             {
                 "type": "object",

@@ -13,16 +13,18 @@ from tokservice.protocol import context as contexts
 FRAGMENTS = [
     *["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"],
     *['{"name": "add", "arguments": {"a": 1}}', '{"name": "add", ', '"parameters": ', '{"a": [1, "}"]}', "}", "{", "]"],
+    *['{"name": "patch", "arguments": ', '{"input": "', '{"input": "a\\n"}', "\\ud83d", "\\ude00", "\\u00"],
     *["[", ", ", "; ", '"', "\\", "add", "x", " ", "\n", "<", "</", "1", ":", "é😀"],
 ]
-FORMATS = ["", "hermes", "llama3_json", "mistral", "json_list", "named"]
+FORMATS = ["", "hermes", "llama3_json", "mistral", "json_list", "named", "input"]
 
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 formats = st.sampled_from([(tool, reasoning) for tool in FORMATS for reasoning in ("", "tagged", "open")][1:])
 
 
 def parse(form: tuple[str, str], pieces: list[str]) -> Message:
-    parser = message_parser(contexts.decode(context(tool_format=form[0], tool_names=NAMES, reasoning=form[1])))
+    tools = {"tool_format": form[0], "tool_names": ("patch", *NAMES), "custom_tools": ("patch",)}
+    parser = message_parser(contexts.decode(context(**tools, reasoning=form[1])))
     assert parser is not None
     parts = [part for piece in pieces for part in parser.push(piece)]
     return joined(parts + parser.flush())

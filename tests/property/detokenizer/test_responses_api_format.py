@@ -23,7 +23,9 @@ from tokservice.tokenizer.sampling import GenerationDefaults
 from tokservice.wire.messages import FinishReason, Route
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-WORDS = ["a", " b", "<think>", "</think>", CALL, CALL[:33], CALL[33:], "\n", "st", "op", "€\u2028", "\u20ac"]
+PATCH = '<tool_call>\n{"name": "p", "arguments": {"input": "a\\n\\ud83d\\ude00"}}\n</tool_call>'
+CALLS = [CALL, CALL[:33], CALL[33:], PATCH, PATCH[:50]]
+WORDS = ["a", " b", "<think>", "</think>", *CALLS, "\n", "st", "op", "€\u2028", "\u20ac"]
 PIECES = [word.encode() for word in WORDS[:-1]] + [b"\xe2\x82", b"\xac"]  # the last one is halved
 VOCABULARY = Vocabulary(PIECES, PIECES, strips_leading_space=False)
 EVENT = msgspec.json.Decoder(Union[EVENTS])  # noqa: UP007
@@ -47,7 +49,13 @@ shapes = st.fixed_dictionaries({"stop": st.sampled_from([(), ("stop", "b€")])}
 def context(shape: dict[str, Any], *, stream: bool) -> bytes:
     repeated = repeated_fields(ResponsesBody(input="x", metadata={"a": "\u2028\n"}), GenerationDefaults())
     return contexts.context(
-        route=Route.RESPONSES, response_id="resp_1", stream=stream, tool_names=("f",), more_fields=repeated, **shape
+        route=Route.RESPONSES,
+        response_id="resp_1",
+        stream=stream,
+        tool_names=("f", "p"),
+        custom_tools=("p",),
+        more_fields=repeated,
+        **shape,
     )
 
 
@@ -102,7 +110,7 @@ def added_up(stream: bytes) -> dict[str, Any]:
             item = items[told["output_index"]]
             assert (told["item_id"], is_open) == (item["id"], True)
             where = item["content"][told["content_index"]] if "content_index" in told else item
-            field = "arguments" if item["type"] == "function_call" else "text"
+            field = {"function_call": "arguments", "custom_tool_call": "input"}.get(item["type"], "text")
             if kind.endswith(".delta"):
                 assert told["delta"] or item["type"] != "message"
                 where[field] += told["delta"]

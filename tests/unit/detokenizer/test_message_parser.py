@@ -37,10 +37,10 @@ def joined(parts: list[Part]) -> Message:
                 thoughts += part.text
             case Kind.CONTENT:
                 content += part.text
-            case Kind.CALL:
+            case Kind.CALL | Kind.CUSTOM_CALL:
                 assert part.call == len(calls)
                 calls.append((part.text, ""))
-            case Kind.ARGUMENTS:
+            case Kind.ARGUMENTS | Kind.INPUT:
                 calls[part.call] = (calls[part.call][0], calls[part.call][1] + part.text)
     return thoughts, content, calls
 
@@ -67,7 +67,7 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", '<tool_call>{"arguments": {"a": 1}, "name": "add"}</tool_call>', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add"}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1}"}', "", [("add", '{"a": 1}')]),
-        ("hermes", r'<tool_call>{"name": "add\ud800", "arguments": "\udfff\ud83d\ude00"}', "", [("add\ufffd", "\ufffd😀")]),
+        ("hermes", r'<tool_call>{"name": "\ud800", "arguments": "\udfff\ud83d\ude00"}', "", [("\ufffd", "\ufffd😀")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"arguments": null, "name": "add"}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": nil}</tool_call>', "", [("add", "nil")]),

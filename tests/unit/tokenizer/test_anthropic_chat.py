@@ -8,7 +8,7 @@ import pytest
 from tokservice.protocol.anthropic_requests import CountTokensBody, MessagesBody
 from tokservice.protocol.reading import Reader
 from tokservice.protocol.requests import FunctionCall, Message, ToolCall
-from tokservice.protocol.tools import FunctionName, NamedTool
+from tokservice.protocol.tools import ToolDemand, ToolName
 from tokservice.tokenizer.anthropic_chat import applied_edits, chat_body, in_own_words, omits_thoughts, tokenize_body
 from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.traits import Traits
@@ -88,7 +88,7 @@ def test_a_last_message_of_the_assistant_is_the_beginning_of_the_answer() -> Non
         ({"type": "auto"}, "auto"),
         ({"type": "any"}, "required"),
         ({"type": "none"}, "none"),
-        ({"type": "tool", "name": "f"}, NamedTool(FunctionName("f"))),
+        ({"type": "tool", "name": "f"}, ToolDemand(ToolName("f"))),
     ],
 )
 def test_tool_choices(choice: Any, expected: Any) -> None:

@@ -112,6 +112,28 @@ def calls(arguments: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
 
 
+def test_a_call_of_a_custom_tool_is_shown_as_one_of_a_function() -> None:
+    shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function | tojson }}"), {})
+    call = {"id": "1", "type": "custom", "custom": {"name": "f", "input": '+ "a"'}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    assert json.loads(render(messages, shows)) == {"name": "f", "arguments": {"input": '+ "a"'}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"type": "custom", "function": {"name": "f"}},
+        {"type": "function", "custom": {"name": "f", "input": ""}},
+        {"custom": {"name": "f", "input": ""}},
+        {"type": "custom", "function": {"name": "f"}, "custom": {"name": "f", "input": ""}},
+        {},
+    ],
+)
+def test_a_call_has_the_part_that_its_type_names(call: Any) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}]
+    assert refused(messages).param == "messages"
+
+
 @pytest.mark.parametrize("arguments", ['{"k": "v"}', {"k": "v"}])
 def test_tool_arguments_take_the_form_that_the_template_needs(arguments: Any) -> None:
     """Qwen3#1894"""

@@ -10,7 +10,7 @@ from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
 from tokservice.protocol.reading import Reader
 from tokservice.protocol.requests import ChatBody, CommonSampling, FunctionCall, Message, ToolCall
 from tokservice.protocol.responses_api_requests import ResponsesBody
-from tokservice.protocol.tools import FunctionName, NamedTool
+from tokservice.protocol.tools import Function, Tool, ToolDemand, ToolName
 from tokservice.tokenizer.prepare import Prepared, Preparer
 from tokservice.tokenizer.responses_api_chat import MAX_REPEATED_BYTES, chat_body, repeated_fields
 from tokservice.tokenizer.sampling import GenerationDefaults
@@ -100,15 +100,13 @@ def test_every_way_to_sample_is_passed_on() -> None:
         ("auto", "auto"),
         ("required", "required"),
         ("none", "none"),
-        ({"type": "function", "name": "f"}, NamedTool(FunctionName("f"))),
+        ({"type": "function", "name": "f"}, ToolDemand(ToolName("f"))),
     ],
 )
 def test_tools(choice: Any, expected: Any) -> None:
     body = chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
     assert (body.tool_choice, body.parallel_tool_calls) == (expected, False)
-    (tool,) = body.tools or []
-    function = tool.function
-    assert (function.name, function.description, function.parameters) == ("f", "does", {"type": "object"})
+    assert body.tools == [Tool(Function("f", "does", {"type": "object"}, strict=True))]
 
 
 def test_formats_of_the_text() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import llguidance
 import msgspec
 import pytest
 
@@ -20,10 +21,14 @@ WEATHER = {
     },
 }
 NOW = {"name": "now"}
+LARK = {"type": "grammar", "grammar": {"definition": 'start: "a"+', "syntax": "lark"}}
+REGEX = {"type": "grammar", "grammar": {"definition": "a|b", "syntax": "regex"}}
 
 
 def use(*functions: dict[str, Any], own_format: str = "hermes", **fields: Any) -> ToolUse:
-    tools = [{"type": "function", "function": function} for function in functions]
+    """Of functions, and of custom tools, which have a format."""
+    kinds = ["custom" if "format" in function else "function" for function in functions]
+    tools = [{"type": kind, kind: function} for kind, function in zip(kinds, functions, strict=True)]
     return tool_use(
         msgspec.json.decode(json.dumps({"messages": [], "tools": tools} | fields), type=ChatBody), own_format
     )
@@ -65,6 +70,84 @@ def test_a_named_call_is_guided_by_its_parameters() -> None:
     assert (found.format, found.names) == ("named", ("get_weather",))
     assert found.guide is not None
     assert json.loads(found.guide.text)["properties"] == WEATHER["parameters"]["properties"]  # type: ignore[index]
+
+
+def test_a_custom_tool_is_a_function_of_one_text() -> None:
+    """Codex offers one, and each of its requests was a 400."""
+    found = use(WEATHER, {"name": "patch", "description": "edits", "format": LARK})
+    assert (found.names, found.custom, found.format, found.guide) == (
+        ("get_weather", "patch"),
+        ("patch",),
+        "hermes",
+        None,
+    )
+    assert found.shown is not None
+    shown = found.shown[1]["function"]
+    assert (shown["name"], shown["description"], shown["parameters"]["required"]) == ("patch", "edits", ["input"])
+    text = shown["parameters"]["properties"]["input"]
+    assert text["type"] == "string"
+    assert 'start: "a"+' in text["description"], "the model cannot know the grammar otherwise"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, ("named", "json_schema")),
+        ({"type": "text"}, ("named", "json_schema")),
+        (LARK, ("input", "grammar")),
+        (REGEX, ("input", "regex")),
+    ],
+)
+def test_a_custom_tool_that_is_named_is_guided_by_its_grammar(text: Any, expected: tuple[str, str]) -> None:
+    found = use(NOW, {"name": "c", "format": text}, tool_choice={"type": "custom", "custom": {"name": "c"}})
+    assert found.guide is not None
+    assert ((found.format, found.guide.kind), found.names, found.custom) == (expected, ("c",), ("c",))
+
+
+def test_a_regex_binds_any_demanded_call() -> None:
+    found = use(NOW, {"name": "c", "format": REGEX}, tool_choice="required").guide
+    assert found is not None
+    matcher = llguidance.LLMatcher(
+        llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_json_schema(found.text)
+    )
+    call = b'[{"name": "c", "arguments": {"input": "'
+    assert matcher.try_consume_tokens(list(call + b"b")) == len(call) + 1
+    assert matcher.try_consume_tokens(list(b"b")) == 0
+
+
+def allowed(mode: str, *names: str, kind: str = "function") -> dict[str, Any]:
+    tools = [{"type": kind, kind: {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_only_allowed_tools_are_known() -> None:
+    custom = {"name": "c", "format": None}
+    assert use(WEATHER, NOW, custom, tool_choice=allowed("auto", "now", "now")) == use(NOW)
+    assert use(WEATHER, custom, tool_choice=allowed("auto", "c", kind="custom")) == use(custom)
+    both = use(WEATHER, NOW, tool_choice=allowed("auto", "now", "get_weather"))
+    assert both == use(WEATHER, NOW), "in the order of the tools: the prefix cache finds the prompt"
+    assert use(WEATHER, NOW, tool_choice=allowed("required", "now")) == use(NOW, tool_choice="required")
+    assert use(WEATHER, tool_choice=allowed("auto")) == ToolUse()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        allowed("required"),
+        allowed("auto", "c"),
+        allowed("auto", "now", kind="custom"),
+        {"type": "custom", "custom": {"name": "now"}},
+        {"type": "custom", "function": {"name": "now"}},
+        {"type": "allowed_tools"},
+        {"type": "function"},
+        {"function": {"name": "now"}, "custom": {"name": "now"}},
+        {**allowed("auto", "now"), "function": {"name": "now"}},
+    ],
+)
+def test_a_choice_of_what_is_not_there_is_refused(choice: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        use(NOW, tool_choice=choice)
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")
 
 
 def test_definitions_that_differ_are_refused() -> None:

@@ -22,6 +22,8 @@ class JsonListParser(ToolParser):
 class NamedParser:
     """``tool_choice`` with a name: the output is the arguments of this function."""
 
+    begin, more = Kind.CALL, Kind.ARGUMENTS
+
     def __init__(self, names: tuple[str, ...]) -> None:
         self._name = names[0]
         self._has_begun = False
@@ -30,9 +32,9 @@ class NamedParser:
         """See MessageParser."""
         if not text:
             return []
-        begin = [] if self._has_begun else [Part(Kind.CALL, self._name)]
+        begin = [] if self._has_begun else [Part(self.begin, self._name)]
         self._has_begun = True
-        return [*begin, Part(Kind.ARGUMENTS, text)]
+        return [*begin, Part(self.more, text)]
 
     def flush(self) -> list[Part]:
         """See MessageParser."""

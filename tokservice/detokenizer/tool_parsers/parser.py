@@ -8,10 +8,21 @@ its arguments had begun, those stand, and what follows is content.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from tokservice.detokenizer.tool_parsers.call_object import CallObject
 from tokservice.detokenizer.tool_parsers.marks import split_at_mark
 from tokservice.protocol.parts import Kind, Part
+
+
+class MessageParser(Protocol):
+    """A state machine over the characters of a text: the joined parts never depend on how the text was cut."""
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that more text completes."""
+
+    def flush(self) -> list[Part]:
+        """The end of the text: what was held back."""
 
 
 class ToolParser:

@@ -52,7 +52,7 @@ def test_who_computes_gives_way_to_who_moves_bytes(simulated: Server) -> None:
     """Nice values, and one session for all: across sessions the scheduler would ignore them."""
     pids = simulated.pids()
     nice = {f"{role} {slot}": psutil.Process(pid).nice() for (role, slot), pid in pids.items()}
-    assert nice == {
+    added = {
         "api 0": 0,
         "router 0": 0,
         "detokenizer 0": 3,
@@ -60,6 +60,7 @@ def test_who_computes_gives_way_to_who_moves_bytes(simulated: Server) -> None:
         "tokenizer 1": 10,  # which takes the long bodies
         "engine 0": 10,
     }
+    assert nice == {name: min(19, os.nice(0) + more) for name, more in added.items()}
     stat = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids.values()]
     assert len({fields[3] for fields in stat}) == 1, "one session"
     assert len({fields[2] for fields in stat}) == len(pids), "a process group each, out of Ctrl-C's reach"

@@ -166,15 +166,18 @@ class ChatTemplate:
         return False
 
     def _shows_late_system(self) -> bool:
-        """Whether a system message can stand behind others: some templates refuse it, or leave it out."""
+        """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
+        beginning, where each new one would keep a conversation out of the prefix cache.
+        """
         first, user, assistant = ({"role": role, "content": "a turn"} for role in ("system", "user", "assistant"))
         late = {"role": "system", "content": "a late one"}
-        for conversation in ([first, user, late], [first, user, assistant, late, user]):
+        for before, after in (([first, user], []), ([first, user, assistant], [user])):
             try:
-                text = self.render(conversation, now=0, add_generation_prompt=True)
+                text = self.render([*before, late, *after], now=0, add_generation_prompt=True)
             except RequestError:
                 return False
-            if late["content"] not in text:
+            earlier, found, _ = text.partition(late["content"])
+            if not found or earlier.count(first["content"]) < len(before):
                 return False
         return True
 

@@ -61,6 +61,11 @@ def test_which_variables_a_template_reads() -> None:
             "{% endif %}{{ m.content }}{% endfor %}",
             False,
         ),
+        (
+            "{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}"
+            "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}",
+            False,
+        ),
     ],
 )
 def test_whether_a_system_message_can_be_late(source: str, takes: bool) -> None:

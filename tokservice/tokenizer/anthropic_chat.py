@@ -127,10 +127,11 @@ def _conversation(body: CountTokensBody, traits: Traits) -> list[Message]:
 
 
 def _system_prompt(system: str | Sequence[OnlyText]) -> str:
-    """Without the line that only counts requests: no two prompts would begin alike."""
-    if isinstance(system, str):
-        return system.partition("\n")[2] if system.startswith(ACCOUNTING) else system
-    return "".join(_system_prompt(_text([block])) for block in system)
+    """Without a first line that only counts requests: no two prompts would begin alike."""
+    texts = [system] if isinstance(system, str) else [_text([block]) for block in system]
+    if texts and texts[0].startswith(ACCOUNTING):
+        texts[0] = texts[0].partition("\n")[2]
+    return "".join(texts)
 
 
 def _messages(place: int, message: InputMessage) -> list[Message]:

@@ -70,6 +70,7 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", r'<tool_call>{"name": "\ud800", "arguments": "\udfff\ud83d\ude00"}', "", [("\ufffd", "\ufffd😀")]),
         ("hermes", '<tool_call>{"name": "add", "arguments": null}</tool_call>', "", [("add", "{}")]),
         ("hermes", '<tool_call>{"arguments": null, "name": "add"}</tool_call>', "", [("add", "{}")]),
+        ("hermes", '<tool_call>{"name": "add", "arguments": null, "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add", "arguments": nil}</tool_call>', "", [("add", "nil")]),
         ("hermes", '<tool_call>{"name": "add", "parameters": {"a": 1}, "arguments": {}}', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add", "id": 7, "arguments": {"a', "", [("add", '{"a')]),

@@ -105,7 +105,7 @@ class CallObject:
             if not self.name:
                 self._at = _At.BROKEN
         elif self._is_arguments:
-            self._is_argued = True
+            self._is_argued = self._value != "null"
             if self._value.startswith('"'):
                 self.arguments += string_value(self._value) or ""
             elif self._value.startswith("n") and self._value != "null":

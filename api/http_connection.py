@@ -17,13 +17,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
+from api.application import Application
 from api.backlog import PIECE_BYTES, Backlog
-from api.cors import Origins
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
-from tokservice.runtime.config import ApiConfig
 from tokservice.wire.errors import REQUEST_TIMEOUT, RequestError
 from tokservice.wire.messages import Buffer
 
@@ -35,35 +34,6 @@ PIECES_PER_TURN = 4  # of what waits for its client
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # tcpi_state, linux/tcp_states.h
-
-
-class Application(Protocol):
-    """What is done with exchanges; see ``app.py``."""
-
-    settings: ApiConfig
-    origins: Origins | None
-    date: bytes
-
-    def opened(self, connection: HttpConnection) -> None:
-        """A client connected."""
-
-    def closed(self, connection: HttpConnection) -> None:
-        """Its connection is gone."""
-
-    def begin(self, exchange: Exchange) -> None:
-        """A request's head is here, and it is its turn."""
-
-    def body(self, exchange: Exchange) -> None:
-        """More of its body is kept, or it is ``complete``."""
-
-    def abandoned(self, exchange: Exchange) -> None:
-        """Nobody waits for the answer any more."""
-
-    def response_started(self, status: int) -> None:
-        """A response began."""
-
-    def slow_reader(self) -> None:
-        """A client was cut off since it did not read."""
 
 
 class HttpConnection(asyncio.Protocol):

@@ -15,18 +15,15 @@ from typing import Any
 import orjson
 
 from tokservice.protocol.anthropic_requests import CountTokensBody, MessagesBody
-from tokservice.protocol.reading import Reader, refuse_unsupported
+from tokservice.protocol.reading import Reader
 from tokservice.protocol.requests import (
-    STREAM_OPTIONS_NEUTRAL,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     GenerateBody,
     GenerateSampling,
-    GenerationBody,
     Message,
     Sampling,
-    StreamOptions,
     TokenizeBody,
 )
 from tokservice.protocol.responses_api_requests import ResponsesBody
@@ -36,12 +33,13 @@ from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
 from tokservice.tokenizer.json_guard import check_depth
-from tokservice.tokenizer.logprob_fields import check_told, logprob_fields
-from tokservice.tokenizer.prepared import Answer, Extras, Output, Prepared, finished
-from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, prompt_list
+from tokservice.tokenizer.logprob_fields import check_told
+from tokservice.tokenizer.output import Extras, Output, output_of
+from tokservice.tokenizer.prepared import Answer, Prepared, finished
+from tokservice.tokenizer.prompts import Prompt, check_length, check_token_ids, num_tokens_to_keep, prompt_list
 from tokservice.tokenizer.reasoning import reasoning_of, with_effort
 from tokservice.tokenizer.responses_api_tools import namespaces
-from tokservice.tokenizer.sampling import load_defaults, sampling_params, stop_strings
+from tokservice.tokenizer.sampling import load_defaults, sampling_params
 from tokservice.tokenizer.tool_use import ToolUse, check_tools, format_of, plain_tools, tool_use
 from tokservice.tokenizer.traits import Traits
 from tokservice.wire.codec import MAX_ANSWER_BYTES
@@ -152,7 +150,7 @@ class Preparer:
             prompt_list(body.prompt, "prompt"),
             max_tokens=max_tokens,
             add_special_tokens=body.add_special_tokens is not False,
-            output=_output(body, body, limits),
+            output=output_of(body, body, limits),
             guide=guide_of(body),
             priority=body.priority,
             now=now,
@@ -179,7 +177,7 @@ class Preparer:
         )
         text = self._render(body.messages, body, now, tools, variables)
         output = dataclasses.replace(
-            _output(body, body, limits),
+            output_of(body, body, limits),
             tools=tools,
             reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
             extras=extras or Extras(),
@@ -229,7 +227,7 @@ class Preparer:
             prompt_list(body.prompt_token_ids, "prompt_token_ids"),
             max_tokens=DEFAULT_MAX_TOKENS if sampling.max_tokens is None else sampling.max_tokens,
             add_special_tokens=False,
-            output=_output(body, sampling, limits),
+            output=output_of(body, sampling, limits),
             guide=guide_of(sampling),
             priority=body.priority,
             now=now,
@@ -294,7 +292,7 @@ class Preparer:
             seed=self._randbits(63),
         )
         self._check_fan_out(len(prompts), sampling.n)
-        keep = _num_tokens_to_keep(body, max_tokens or 1, limits)
+        keep = num_tokens_to_keep(body.truncate_prompt_tokens, max_tokens or 1, limits.max_model_len)
         param, prefix = _NAMES[route]
         token_ids = [self._token_ids(prompt, param, add_special_tokens, keep, limits) for prompt in prompts]
         check_told(output.logprobs, sum(map(len, token_ids)), sampling.n, tells_ids=output.return_token_ids)
@@ -391,42 +389,3 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
         message = "'max_tokens' and 'max_completion_tokens' mean the same, but differ."
         raise RequestError(message, param="max_completion_tokens", code="invalid_value")
     return body.max_completion_tokens
-
-
-def _num_tokens_to_keep(body: Sampling, max_tokens: int, limits: EngineLimits) -> int | None:
-    """``truncate_prompt_tokens``; -1 keeps as many as leave room for ``max_tokens``; None keeps all."""
-    keep = body.truncate_prompt_tokens
-    if keep is None or keep >= 1:
-        return keep
-    if keep == -1:
-        return max(1, limits.max_model_len - max_tokens)
-    message = "'truncate_prompt_tokens' must be at least 1, or -1 for as many as fit, not 0."
-    raise RequestError(message, param="truncate_prompt_tokens", code="invalid_value")
-
-
-def _output(body: GenerationBody | GenerateBody, sampling: Sampling, limits: EngineLimits) -> Output:
-    """What the body says of the response; tools and reasoning aside."""
-    _check_stream_options(body)
-    return Output(
-        stream=bool(body.stream),
-        stream_options=body.stream_options or StreamOptions(),
-        stop=stop_strings(sampling.stop),
-        include_stop=bool(sampling.include_stop_str_in_output),
-        skip_special_tokens=sampling.skip_special_tokens is not False,
-        logprobs=logprob_fields(sampling, stream=bool(body.stream), vocab_size=limits.vocab_size),
-        return_token_ids=isinstance(body, GenerationBody) and bool(body.return_token_ids),
-        tokens_as_ids=isinstance(body, GenerationBody) and bool(body.return_tokens_as_token_ids),
-    )
-
-
-def _check_stream_options(body: GenerationBody | GenerateBody) -> None:
-    options = body.stream_options
-    if options is None:
-        return
-    refuse_unsupported(options, STREAM_OPTIONS_NEUTRAL, param="stream_options")
-    if not body.stream:
-        message = "'stream_options' is allowed only with 'stream': true."
-        raise RequestError(message, param="stream_options", code="invalid_value")
-    if options.continuous_usage_stats and not options.include_usage:
-        message = "'continuous_usage_stats' needs 'include_usage': true."
-        raise RequestError(message, param="stream_options", code="invalid_value")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.protocol.requests import StreamOptions
-from tokservice.tokenizer.logprob_fields import LogprobFields
+from tokservice.tokenizer.output import Output
 from tokservice.tokenizer.prompts import pack
-from tokservice.tokenizer.tool_use import ToolUse
 from tokservice.wire.messages import Route, SamplingParams
 
 
@@ -33,32 +31,6 @@ class Answer:
     """A finished JSON body: the request needs no engine."""
 
     body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extras:
-    """What answers of other APIs have beside those of chats: see Context."""
-
-    more_fields: bytes = b"{}"
-    omits_thoughts: bool = False
-    namespaces: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """What the response is to look like, as far as the request's body says so."""
-
-    stream: bool
-    stream_options: StreamOptions
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    logprobs: LogprobFields
-    return_token_ids: bool
-    tokens_as_ids: bool
-    tools: ToolUse = field(default_factory=ToolUse)
-    reasoning: str = ""
-    extras: Extras = field(default_factory=Extras)
 
 
 def finished(

@@ -28,6 +28,19 @@ def prompt_list(prompt: str | Sequence[int | str | list[int]], param: str) -> li
     raise RequestError(message, param=param, code="invalid_value")
 
 
+def num_tokens_to_keep(asked: int | None, max_tokens: int, max_model_len: int) -> int | None:
+    """What ``truncate_prompt_tokens`` asks for; -1: as many as leave room for ``max_tokens``; None: all.
+
+    Raises RequestError (400).
+    """
+    if asked is None or asked >= 1:
+        return asked
+    if asked == -1:
+        return max(1, max_model_len - max_tokens)
+    message = "'truncate_prompt_tokens' must be at least 1, or -1 for as many as fit, not 0."
+    raise RequestError(message, param="truncate_prompt_tokens", code="invalid_value")
+
+
 def check_length(token_ids: Sequence[int], max_model_len: int, param: str) -> None:
     """Raise RequestError (400) unless there is at least one token, and room for one more."""
     if not token_ids:

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import zmq
@@ -24,6 +23,7 @@ from tokservice.runtime.children import Child, slots
 from tokservice.runtime.config import Config, save
 from tokservice.runtime.logs import LogRelay
 from tokservice.runtime.metrics import Metrics, MetricsPage
+from tokservice.runtime.model_pages import model_pages
 from tokservice.runtime.process import CONFIG_FILE
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import listen_router
@@ -372,23 +372,8 @@ class Supervisor:
         name = self._config.model.served_name
         limits = next((child.hello.limits for child in self._of_role(Role.ENGINE) if child.hello), None)
         created = int(os.stat(self._run_dir / CONFIG_FILE).st_mtime)
-        model = {
-            "id": name,
-            "object": "model",
-            "created": created,
-            "owned_by": "tokservice",
-            "max_model_len": limits.max_model_len if limits else None,
-            # the same for clients of Anthropic's API, which has this path too
-            "type": "model",
-            "display_name": name,
-            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
-            "lifecycle": "active",
-        }
-        pages = {
-            "/v1/models": {"object": "list", "data": [model], "has_more": False, "first_id": name, "last_id": name},
-            f"/v1/models/{name}": model,
-            "/version": {"version": tokservice.__version__},
-        }
+        pages = model_pages(name, created, limits.max_model_len if limits else None)
+        pages["/version"] = {"version": tokservice.__version__}
         for path, page in pages.items():
             self._send(api, Publish(path, 200, JSON, 0.0, (json.dumps(page).encode(),)))
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -22,6 +21,7 @@ from tests.helpers.http_client import RawClient, get, post
 from tests.helpers.server import ROOT, SIMULATED, Server, die_with_parent
 from tests.helpers.sse import events
 from tests.helpers.wait import wait_for
+from tokservice.runtime.process import CONFIG_FILE
 
 JSON_TYPE = "application/json"
 JSON = {"content-type": JSON_TYPE}
@@ -228,18 +228,15 @@ def test_a_model_that_would_write_blanks_for_ever_writes_json(default_model: Ser
 
 def test_the_server_does_not_end_where_nobody_reads_its_banner(tmp_path: Path) -> None:
     """``| head -1`` ended it just when it was ready: the banner met a broken pipe."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = ("--port", str(port), "--set", f"runtime.run_dir={tmp_path}/run")
+    settings = ("--port", "0", "--set", f"runtime.run_dir={tmp_path}/run")
     command = [sys.executable, str(ROOT / "scripts" / "launch.py"), *SIMULATED, *settings]
-    ready = f"http://127.0.0.1:{port}/ready"
 
     def is_ready() -> bool:
         assert launcher.poll() is None, f"it ended with code {launcher.returncode}"
         try:
-            return httpx.get(ready, trust_env=False).status_code == 200
-        except httpx.TransportError:
+            port = json.loads((tmp_path / "run" / CONFIG_FILE).read_text())["api"]["port"]
+            return httpx.get(f"http://127.0.0.1:{port}/ready", trust_env=False).status_code == 200
+        except (OSError, ValueError, httpx.TransportError):  # not yet
             return False
 
     with (

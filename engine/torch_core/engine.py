@@ -26,6 +26,7 @@ from engine.torch_core.runner import Runner, load_runner
 from engine.torch_core.sampler import Sampled, Sampler, prompt_logprobs
 from engine.torch_core.scheduler import Chunk, Scheduler
 from engine.torch_core.transfer import upload
+from engine.torch_core.warm_up import warm_up
 from tokservice.runtime.config import Config, EngineConfig
 from tokservice.wire.messages import ALL_CHOICES, EngineLimits, FinishReason
 
@@ -291,6 +292,7 @@ def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
     """Read a model folder and build the engine. Raises StartupError with one line for the operator."""
     settings = config.engine
     runner = load_runner(config, model_dir)
+    warm_up(runner)
     limits = EngineLimits(
         max_model_len=runner.max_model_len,
         vocab_size=runner.model.spec.vocab_size,

@@ -86,6 +86,35 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
         )
         for choice in ("required", "none", {"type": "function", "function": {"name": "f"}})
     ),
+    *(
+        (
+            Route.CHAT_COMPLETIONS,
+            {
+                "messages": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {"name": "c", "input": "a"}}]},
+                ],
+                "tools": [
+                    {
+                        "type": "custom",
+                        "custom": {
+                            "name": "c",
+                            "format": {"type": "grammar", "grammar": {"definition": "[a-z]+", "syntax": "regex"}},
+                        },
+                    },
+                    {"type": "function", "function": {"name": "f"}},
+                ],
+                "tool_choice": choice,
+            },
+        )
+        for choice in (
+            {"type": "custom", "custom": {"name": "c"}},
+            {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "custom", "custom": {"name": "c"}}]},
+            },
+        )
+    ),
     (
         Route.GENERATE,
         {
@@ -115,6 +144,35 @@ SEEDS: list[tuple[Route, dict[str, Any]]] = [
             "text": {"format": {"type": "text"}},
             "stream": True,
             "top_k": 5,
+        },
+    ),
+    (
+        Route.RESPONSES,
+        {
+            "input": [
+                {"role": "user", "content": "x"},
+                {"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a", "async": True},
+                {"type": "custom_tool_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "5"}]},
+            ],
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "n",
+                    "tools": [
+                        {"type": "function", "name": "f"},
+                        {
+                            "type": "custom",
+                            "name": "c",
+                            "format": {"type": "grammar", "definition": 'start: "a"', "syntax": "lark"},
+                        },
+                    ],
+                },
+            ],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "mode": "auto",
+                "tools": [{"type": "function", "name": "f"}, {"type": "custom", "name": "c"}],
+            },
         },
     ),
     (

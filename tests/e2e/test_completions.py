@@ -125,7 +125,7 @@ def test_a_plain_answer_keeps_its_logprobs_when_workers_die(simulated: Server) -
     """The journal holds token ids; the logprobs of those that a dead detokenizer consumed cannot be had again."""
     body = {"prompt": "tell", "max_tokens": 60, "seed": 5, "n": 2, "logprobs": 2, "echo": True, "prompt_logprobs": 1}
     expected = simulated.http.post("/v1/completions", json=body).json()["choices"]
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=50") as server, ThreadPoolExecutor(1) as clients:
+    with running_server(*SIMULATED, "--set", "simulated.step_ms=30") as server, ThreadPoolExecutor(1) as clients:
         answer = clients.submit(server.http.post, "/v1/completions", json=body)
         wait_for(lambda: server.gauge("generation_tokens_total") > 10, what="some tokens were consumed")
         for role in ("detokenizer", "engine"):

@@ -81,9 +81,8 @@ def test_a_port_in_use_is_found_before_anything_loads(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in printed
 
 
-def test_two_servers_never_share_a_port() -> None:
-    with running_server(*SIMULATED) as server:
-        assert "Address already in use" in refusal(*SIMULATED, "--port", server.url.rpartition(":")[2])
+def test_two_servers_never_share_a_port(simulated: Server) -> None:
+    assert "Address already in use" in refusal(*SIMULATED, "--port", simulated.url.rpartition(":")[2])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
@@ -74,7 +73,7 @@ def test_a_dead_engine_is_noticed_whatever_the_traffic() -> None:
         answers = [clients.submit(server.http.post, "/v1/completions", json=request) for _ in range(16)]
         wait_for(lambda: server.gauge("num_requests_running") > 0, what="they run")
         os.kill(server.pid("engine"), signal.SIGKILL)
-        wait_for(lambda: _why_not_ready(server).startswith("engine 0 "), NOTICED_S, "the death is noticed")
+        wait_for(lambda: server.why_not_ready().startswith("engine 0 "), NOTICED_S, "the death is noticed")
         assert [answer.result().status_code for answer in answers] == [200] * len(answers)
         server.wait_until_status("/ready", 200)
 
@@ -99,8 +98,3 @@ def test_refused_requests_leave_no_record(simulated: Server) -> None:
     assert set(statuses) == {400, 404}
     wait_for(lambda: simulated.gauge("num_requests_unfinished") == 0, what="no record is left")
     assert simulated.gauge("unfinished_bytes") == 0
-
-
-def _why_not_ready(server: Server) -> str:
-    page = server.http.get("/ready")
-    return str(json.loads(page.content)["reason"]) if page.status_code == 503 else ""

@@ -85,6 +85,11 @@ class Server:
         """Until a page answers with a status."""
         wait_for(lambda: self.http.get(path).status_code == status, what=f"{path} says {status}")
 
+    def why_not_ready(self) -> str:
+        """The reason that /ready gives; '' where it says ready."""
+        page = self.http.get("/ready")
+        return str(page.json()["reason"]) if page.status_code == 503 else ""
+
     def pid(self, role: str, slot: int = 0) -> int:
         """Of a living process."""
         return wait_for(lambda: self.pids().get((role, slot)), what=f"{role} {slot} lives")

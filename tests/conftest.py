@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 
 from hypothesis import settings
+
+NUM_FILES = 8192  # a test holds both ends of 2000 connections; the usual limit is 1024
 
 # Before any test imports torch: threads that spin beside other work make a test of two threads ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -14,3 +17,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("extended", deadline=None, max_examples=3000)
 settings.load_profile("default")
+
+_soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if 0 <= _soft < NUM_FILES:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (NUM_FILES if _hard < 0 else min(NUM_FILES, _hard), _hard))

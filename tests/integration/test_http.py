@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.helpers.http_client import RawClient, chunked, get, post, post_head
+from tests.helpers.ipv6 import HAS_IPV6
 from tests.helpers.server import SIMULATED, Server, running_server
 from tests.helpers.wait import wait_for
 
+HOST = "::1" if HAS_IPV6 else "127.0.0.1"
 KEY = "Authorization: Bearer second"
 SETTINGS = {
     "api.processes": 2,
@@ -24,18 +26,18 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Two API processes on an IPv6 address, small limits, API keys."""
+    """Two API processes, on an IPv6 address where there is one, small limits, API keys."""
     settings = [text for key, value in SETTINGS.items() for text in ("--set", f"{key}={value}")]
     keys = ("--api-key", "first", "--api-key", "second")
-    with running_server(*SIMULATED, "--host", "::1", *keys, *settings) as running:
+    with running_server(*SIMULATED, "--host", HOST, *keys, *settings) as running:
         yield running
 
 
 def connect(server: Server, *, receive_buffer: int = 0) -> RawClient:
     """To any of the two processes."""
-    match = re.fullmatch(r"http://\[::1\]:(\d+)", server.url)
-    assert match is not None
-    return RawClient(("::1", int(match[1])), receive_buffer=receive_buffer)
+    address, _, port = server.url.rpartition(":")
+    assert address == ("http://[::1]" if HAS_IPV6 else "http://127.0.0.1")
+    return RawClient((HOST, int(port)), receive_buffer=receive_buffer)
 
 
 def model(server: Server) -> str:

@@ -12,13 +12,19 @@ import pytest
 
 from api.api_proc import _listen, _raise_file_limit
 from api.router_client import RouterClient
+from tests.helpers.ipv6 import NEEDS_IPV6
 from tokservice.runtime.config import Config, save
 from tokservice.runtime.process import CONFIG_FILE, Process, ProcessName
 from tokservice.wire.channels import ipc_endpoint, listen_router
 from tokservice.wire.messages import EngineLimits, Peer, Role, Topology
 
+BOTH_FAMILIES = [
+    pytest.param("::", ["::1", "127.0.0.1"], marks=NEEDS_IPV6),
+    ("127.0.0.1", ["127.0.0.1"]),
+]
 
-@pytest.mark.parametrize(("host", "clients"), [("::", ["::1", "127.0.0.1"]), ("127.0.0.1", ["127.0.0.1"])])
+
+@pytest.mark.parametrize(("host", "clients"), BOTH_FAMILIES)
 def test_listening(host: str, clients: list[str]) -> None:
     """All addresses of IPv6 are all of IPv4 too; processes share a port; none inherits the socket."""
     with _listen(host, 0) as first:

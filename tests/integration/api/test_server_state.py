@@ -6,6 +6,7 @@ import pytest
 
 from tests.helpers.api_server import ApiServer
 from tests.helpers.http_client import RawClient, get, post, post_head
+from tests.helpers.ipv6 import NEEDS_IPV6
 from tokservice.wire.errors import DRAINING, TOO_MANY_CONNECTIONS
 
 
@@ -81,6 +82,7 @@ def test_2000_idle_connections(server: ApiServer) -> None:
         client.close()
 
 
+@NEEDS_IPV6
 def test_ipv6() -> None:
     """Another family of addresses, and its form in targets and Host."""
     with ApiServer(host="::1") as server, RawClient(server.address) as client:

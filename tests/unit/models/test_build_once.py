@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_builds_the_first_time_only(folder: Path) -> None:
     assert _names(folder.parent) == {"model", ".model.lock"}
 
 
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("usual_umask")
 def test_files_are_readable_by_other_users(folder: Path) -> None:
     """The safetensors library creates its files for the owner alone; a container may run as another user."""
 

@@ -55,11 +55,13 @@ def test_without_deaths(seed: int) -> None:
 
 
 @given(SEEDS)
+@settings(max_examples=200)
 def test_one_death_is_never_seen(seed: int) -> None:
     _play(World(seed), steps=400, deaths=0.02, max_deaths=1)
 
 
 @given(SEEDS)
+@settings(max_examples=200)
 def test_many_deaths(seed: int) -> None:
     _play(World(seed), steps=800, deaths=0.02, leavers=0.02)
 
@@ -94,6 +96,7 @@ def test_a_rolling_restart_is_never_seen(seed: int) -> None:
 
 
 @given(SEEDS, st.sampled_from((0.05, 0.3)))
+@settings(max_examples=200)
 def test_poison_fails_alone(seed: int, share: float) -> None:
     """A request that kills its engine or detokenizer at one of its tokens took its batch-mates with it: three deaths
     were counted for all of them."""

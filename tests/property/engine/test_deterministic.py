@@ -105,15 +105,8 @@ def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2, ov
         assert engine.stats.kv_cache_used_tokens == 0
 
 
-@pytest.mark.parametrize(
-    ("family", "overlaps"),
-    [
-        ("llama3", False),
-        ("qwen3", True),
-        pytest.param("llama3", True, marks=pytest.mark.slow),
-        pytest.param("qwen3", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+@pytest.mark.parametrize("overlaps", [False, True])
 def test_ids_do_not_depend_on_the_history(tmp_path: Path, family: str, overlaps: bool) -> None:
     check_histories(save_tiny_model(family, tmp_path), 2, seed=1, threads=1, overlaps=overlaps)
 

@@ -65,9 +65,9 @@ def main() -> int:
     for concurrency in args.concurrency:
         prompts = _prompts(concurrency, args.prompt, core.limits.vocab_size)
         row: dict[str, Any] = {"concurrency": concurrency}
-        bandwidths = [_copy_bandwidth()]  # it changes with what else the host does: measured on both sides of the run
+        bandwidth = _copy_bandwidth()  # it changes with what else the host does: measured on both sides of the run
         runs = [_measure(_run_engine, core, prompts, args.output) for _ in range(args.repeat)]
-        row["copy_bytes_per_s"] = max(*bandwidths, _copy_bandwidth())
+        row["copy_bytes_per_s"] = max(bandwidth, _copy_bandwidth())
         row["engine"], row["engine_cpu_ms"] = max(runs)
         for name, reference in references.items():
             runs = [_measure(_run_reference, reference, prompts, args.output) for _ in range(args.repeat)]

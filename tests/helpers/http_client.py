@@ -174,3 +174,25 @@ def post_head(*headers: str, path: str = "/v1/completions") -> bytes:
 def chunked(*pieces: bytes) -> bytes:
     """A chunked body."""
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+
+
+class PatientSender:
+    """Sends as much of some bytes as the other side takes, again and again, and never waits for it."""
+
+    def __init__(self, client: RawClient, data: bytes) -> None:
+        client.socket.setblocking(False)
+        self._socket = client.socket
+        self._data = memoryview(data)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all of it is sent."""
+        return not self._data
+
+    def push(self) -> None:
+        """Send what goes."""
+        try:
+            while self._data:
+                self._data = self._data[self._socket.send(self._data) :]
+        except BlockingIOError:
+            pass

@@ -64,12 +64,11 @@ class MessageItem(msgspec.Struct, tag_field="type", tag="message", forbid_unknow
     phase: Refused = NULL
 
 
-class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", forbid_unknown_fields=True):
-    """An earlier tool call of the assistant; the arguments are JSON in a text."""
+class CallItem(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What all earlier calls of tools have."""
 
     call_id: str
     name: str
-    arguments: str
     id: str | None = None
     status: ItemStatus | None = None
     caller: DirectCaller = NULL
@@ -77,17 +76,16 @@ class FunctionCallItem(msgspec.Struct, tag_field="type", tag="function_call", fo
     async_: bool | None = msgspec.field(default=None, name="async")  # where its result stands says the same
 
 
-class CustomToolCallItem(msgspec.Struct, tag_field="type", tag="custom_tool_call", forbid_unknown_fields=True):
+class FunctionCallItem(CallItem, kw_only=True, tag_field="type", tag="function_call"):
+    """An earlier tool call of the assistant; the arguments are JSON in a text."""
+
+    arguments: str
+
+
+class CustomToolCallItem(CallItem, kw_only=True, tag_field="type", tag="custom_tool_call"):
     """An earlier call of a custom tool."""
 
-    call_id: str
-    name: str
     input: str
-    id: str | None = None
-    status: ItemStatus | None = None
-    caller: DirectCaller = NULL
-    namespace: str | None = None
-    async_: bool | None = msgspec.field(default=None, name="async")
 
 
 class ResultText(msgspec.Struct, forbid_unknown_fields=True):

@@ -269,8 +269,7 @@ class RouterCore:
             request, max(request.held_bytes, request.body_bytes + CHUNK_OVERHEAD_BYTES * len(request.body))
         )
         if complete:
-            request.state = State.QUEUED
-            self._pool.enqueue(request.request_id, request.body_bytes, now_s, is_suspect=False)
+            self._recovery.enqueue(request, now_s)
             self._dispatch(now_s)
         elif self.ledger.held_bytes > self._settings.max_unfinished_bytes:
             self._replies.fail(request, OVERLOADED)

@@ -61,6 +61,12 @@ class Recovery:
 
     # --- bodies
 
+    def enqueue(self, request: Request, now_s: float) -> None:
+        """Let a body wait for a tokenizer worker, for the first time or again."""
+        request.state = State.QUEUED
+        is_suspect = request.num_body_deaths > 0
+        self._pool.enqueue(request.request_id, request.body_bytes, now_s, is_suspect=is_suspect)
+
     def recover_bodies(
         self, assignments: Iterable[Assignment], reason: str, now_s: float, suspects: Collection[Assignment]
     ) -> None:
@@ -83,9 +89,7 @@ class Recovery:
             self._replies.fail(request, POISON)
         else:
             self._metrics.add("request_retries_total", reason=reason)
-            request.state = State.QUEUED
-            is_suspect = request.num_body_deaths > 0
-            self._pool.enqueue(request.request_id, request.body_bytes, now_s, is_suspect=is_suspect)
+            self.enqueue(request, now_s)
 
     # --- running requests
 

@@ -25,6 +25,7 @@ from tokservice.runtime.logs import LogRelay
 from tokservice.runtime.metrics import Metrics, MetricsPage
 from tokservice.runtime.model_pages import model_pages
 from tokservice.runtime.process import CONFIG_FILE
+from tokservice.runtime.readiness import why_not_ready
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost, StartupError
@@ -335,32 +336,13 @@ class Supervisor:
         doors = [child for child in self._of_role(Role.ROUTER) + self._of_role(Role.API) if child.hello is not None]
         return all(child.draining and not child.unfinished for child in doors)
 
-    def _why_not_ready(self, now_s: float) -> str:
-        """'' if every process is ready and beating. The dead come first: the others have to learn of them."""
-        if self._phase != "ready":
-            return self._phase
-        runtime = self._config.runtime
-        for child in self.children:
-            if child.hello is None:
-                looping = child.restarts.is_crash_loop
-                return f"{child.role.label} {child.slot} " + (
-                    f"keeps ending: {child.last_end}" if looping else "is starting"
-                )
-        for child in self.children:
-            long_work = child.role in (Role.ENGINE, Role.TOKENIZER)
-            limit_s = runtime.busy_stall_timeout_s if long_work else runtime.stall_timeout_s
-            if now_s - child.last_beat_s > limit_s:
-                return f"{child.role.label} {child.slot} has stalled"
-        for child in self.children:
-            if child.topology_version < self._topology_version:
-                return f"{child.role.label} {child.slot} is getting to know the others"
-        return ""
-
     def _publish(self, now_s: float) -> None:
         self._next_publish_s = now_s + self._config.runtime.heartbeat_s
         self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
-        reason = self._why_not_ready(now_s)
+        reason = self._phase
+        if self._phase == "ready":
+            reason = why_not_ready(self.children, self._topology_version, self._config.runtime, now_s)
         status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
         ready = Publish("/ready", 503 if reason else 200, JSON, PAGE_MAX_AGE_S, (json.dumps(status).encode(),))
         metrics = Publish("/metrics", 200, PROMETHEUS_TEXT, PAGE_MAX_AGE_S, (self._page.render(),))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.api_server import ApiServer
 from tests.helpers.api_streams import start_stream
-from tests.helpers.http_client import chunked, get, post, post_head
+from tests.helpers.http_client import PatientSender, chunked, get, post, post_head
 from tests.helpers.wait import wait_for
 
 KIB = 1024
@@ -61,28 +61,17 @@ def test_large_pipelined_bodies(server: ApiServer) -> None:
     """Behind an unanswered request not more than a little is read: the rest waits in the client, and loses nothing."""
     bodies = [random.Random(number).randbytes(3_000_000) for number in range(3)]
     with server.connect() as client:
-        client.socket.setblocking(False)
-        data = memoryview(post(b"{}") + b"".join(map(post, bodies)))
-        sent = 0
-
-        def send_what_goes() -> None:
-            nonlocal sent
-            try:
-                while sent < len(data):
-                    sent += client.socket.send(data[sent:])
-            except BlockingIOError:
-                pass
-
-        first = server.router.wait() if send_what_goes() is None else None
-        assert first is not None
+        sender = PatientSender(client, post(b"{}") + b"".join(map(post, bodies)))
+        sender.push()
+        first = server.router.wait()
         connection = server.connection_of(client)
-        wait_for(lambda: send_what_goes() or not connection._reading, what="reading pauses")
+        wait_for(lambda: sender.push() or not connection._reading, what="reading pauses")
         kept = server.call(lambda: len(connection._sent_ahead) + sum(len(item.kept) for item in connection._exchanges))
         assert kept <= 512 * KIB
         server.router.answer(first, 200, b"0")
         for number, body in enumerate(bodies, start=2):
             wait_for(
-                lambda number=number: send_what_goes() or server.router.wait(number, complete=False).complete,  # type: ignore[misc]
+                lambda number=number: sender.push() or server.router.wait(number, complete=False).complete,  # type: ignore[misc]
                 what="the body is at the router",
             )
             upload = server.router.wait(number)

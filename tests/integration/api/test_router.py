@@ -12,7 +12,7 @@ import zmq
 from api.router_client import ROWS_PER_TURN
 from tests.helpers.api_server import ApiServer, Upload
 from tests.helpers.api_streams import start_stream
-from tests.helpers.http_client import get, post, post_head
+from tests.helpers.http_client import PatientSender, get, post, post_head
 from tests.helpers.wait import wait_for
 from tokservice.wire.errors import INTERNAL, NOT_READY, ROUTER_LOST, PeerLost, sse_error
 from tokservice.wire.messages import Abort, EngineLimits, Peer, ReadyFlags, Role, Route, Topology
@@ -103,24 +103,12 @@ def test_a_stalled_router_holds_uploads_back(server: ApiServer, monkeypatch: pyt
     router = server.start_router()
     body = random.Random(3).randbytes(20_000_000)
     with server.connect() as client:
-        client.socket.setblocking(False)
-        data = memoryview(post(body))
-        sent = 0
-
-        def send_what_goes() -> bool:
-            nonlocal sent
-            try:
-                while sent < len(data):
-                    sent += client.socket.send(data[sent:])
-            except BlockingIOError:
-                pass
-            return sent == len(data)
-
+        sender = PatientSender(client, post(body))
         (connection,) = wait_for(lambda: server.call(lambda: tuple(server.app.connections)))
-        wait_for(lambda: send_what_goes() or not connection._reading, what="reading pauses")
-        assert sent < len(data)
+        wait_for(lambda: sender.push() or not connection._reading, what="reading pauses")
+        assert not sender.is_done
         server.sweep(100)
-        wait_for(lambda: router.pump() or send_what_goes(), what="all is sent")
+        wait_for(lambda: router.pump() or sender.push() or sender.is_done, what="all is sent")
         upload = router.wait()
         assert upload.body == body
         router.answer(upload, 200, b"ok")

@@ -16,6 +16,7 @@ class ReasoningSplitter:
 
     def __init__(self, *, is_open: bool) -> None:
         self._text = ""  # held back
+        self._lead: list[str] = []  # blanks before it, as long as an opening tag may follow
         self._is_open = is_open
         self._is_over = False  # no thoughts, or no more
         self._strips = is_open  # blanks at this place are layout
@@ -30,15 +31,19 @@ class ReasoningSplitter:
 
     def flush(self) -> tuple[str, str]:
         """The end of the text: what was held back."""
-        held, self._text = self._text, ""
+        held, self._text, self._lead = "".join([*self._lead, self._text]), "", []
         return (held, "") if self._is_open else ("", "" if self._strips else held)
 
     def _look_for_opening(self) -> None:
         beginning = self._text.lstrip()
-        if beginning.startswith(OPENING):
-            self._text = beginning[len(OPENING) :]
+        if not beginning:
+            self._lead.append(self._text)
+            self._text = ""
+        elif beginning.startswith(OPENING):
+            self._text, self._lead = beginning[len(OPENING) :], []
             self._is_open = self._strips = True
         elif not OPENING.startswith(beginning):
+            self._text, self._lead = "".join([*self._lead, self._text]), []
             self._is_over = True
 
     def _think(self) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.helpers.contexts import context
 from tokservice.detokenizer.message_parser import message_parser
+from tokservice.detokenizer.tool_parsers.call_object import MAX_NAME_CHARS, CallObject
 from tokservice.protocol import context as contexts
 from tokservice.protocol.parts import Kind, Part
 from tokservice.wire.errors import WireError
@@ -171,3 +172,32 @@ def test_an_unknown_format_is_a_wire_error() -> None:
     for fields in ({"tool_format": "x", "tool_names": NAMES}, {"tool_format": "named"}):
         with pytest.raises(WireError):
             message_parser(contexts.decode(context(**fields)))
+
+
+@pytest.mark.parametrize(("tool_format", "mark"), [("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")])
+@pytest.mark.parametrize("opening", ['{"a":[', '{"a'])
+def test_what_is_no_call_is_not_read_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tool_format: str, mark: str, opening: str
+) -> None:
+    """Beginnings of 800 calls in each other, of which none was one, took five seconds."""
+    num_read = 0
+    take = CallObject.take
+
+    def count(call: CallObject, character: str) -> None:
+        nonlocal num_read
+        num_read += 1
+        take(call, character)
+
+    monkeypatch.setattr(CallObject, "take", count)
+    text = (mark + opening) * 500 + "]}" * 500 + '"}'
+    assert parse(text, tool_format, size=4) == ("", text, [])
+    assert num_read < 3 * len(text)
+
+
+def test_a_name_has_an_end() -> None:
+    text = '<tool_call>{"name": "' + "x" * (MAX_NAME_CHARS + 1)
+    assert parse(text, "hermes", size=100) == ("", text, [])
+    key = '<tool_call>{"' + "x" * (MAX_NAME_CHARS + 1) + '": 1, "name": "add"}'
+    assert parse(key, "hermes", size=100) == ("", key, [])
+    long = '<tool_call>{"arguments": "{}", "other": "' + "x" * 2 * MAX_NAME_CHARS + '", "name": "add"}'
+    assert parse(long, "hermes", size=100) == ("", "", [("add", "{}")])

@@ -12,6 +12,7 @@ from tokservice.detokenizer.tool_parsers.json_scan import JsonScanner
 from tokservice.detokenizer.tool_parsers.json_string import string_value
 
 ARGUMENT_KEYS = ("arguments", "parameters")
+MAX_NAME_CHARS = 1024  # of a key or a name, as it is written
 
 
 class _At(IntEnum):
@@ -29,11 +30,11 @@ class CallObject:
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.arguments = ""  # not yet passed on
-        self.raw = ""  # all that was read
+        self.arguments: list[str] = []  # pieces of them that are not yet passed on
         self._at = _At.OBJECT
         self._scanner = JsonScanner()
-        self._value = ""  # of the key or value that is being read
+        self._value: list[str] = []  # what is kept of the key or value that is being read
+        self._first = ""  # its first character
         self._key = ""
         self._is_argued = False  # the arguments were read
 
@@ -44,7 +45,7 @@ class CallObject:
 
     @property
     def is_broken(self) -> bool:
-        """This is no such object; ``raw`` ends with the character that shows it."""
+        """This is no such object, as the last character shows."""
         return self._at == _At.BROKEN
 
     @property
@@ -53,7 +54,6 @@ class CallObject:
 
     def take(self, character: str) -> None:
         """Read one more character."""
-        self.raw += character
         if self._at == _At.VALUE and self._take_value(character):
             return
         if self._at == _At.KEY and self._value:
@@ -69,9 +69,9 @@ class CallObject:
                 self._scanner = JsonScanner()
                 self._take_key(character)
             case _At.COLON, ":":
-                self._at, self._value, self._scanner = _At.VALUE, "", JsonScanner()
+                self._at, self._value, self._first, self._scanner = _At.VALUE, [], "", JsonScanner()
             case _At.COMMA, ",":
-                self._at, self._value = _At.KEY, ""
+                self._at, self._value = _At.KEY, []
             case ((_At.COMMA | _At.KEY), "}"):
                 self._at = _At.END if self.name is not None else _At.BROKEN
             case _:
@@ -79,9 +79,11 @@ class CallObject:
 
     def _take_key(self, character: str) -> None:
         self._scanner.take(character)
-        self._value += character
-        if self._scanner.done:
-            self._key = string_value(self._value) or ""
+        self._value.append(character)
+        if len(self._value) > MAX_NAME_CHARS:
+            self._at = _At.BROKEN
+        elif self._scanner.done:
+            self._key = string_value("".join(self._value)) or ""
             self._at = _At.COLON
 
     def _take_value(self, character: str) -> bool:
@@ -91,22 +93,29 @@ class CallObject:
             self._at = _At.BROKEN
             return True
         if belongs:
-            self._value += character
-            if self._is_arguments and self._value[0] not in '"n':
-                self.arguments += character
-        if self._scanner.done:
+            self._keep(character)
+        if self._scanner.done and not self.is_broken:
             self._end_value()
         return belongs or not self._scanner.done
 
+    def _keep(self, character: str) -> None:
+        self._first = self._first or character
+        if self._is_arguments:
+            (self._value if self._first in '"n' else self.arguments).append(character)
+        elif self._key == "name":
+            self._value.append(character)
+            if len(self._value) > MAX_NAME_CHARS:
+                self._at = _At.BROKEN
+
     def _end_value(self) -> None:
         self._at = _At.COMMA
+        value = "".join(self._value)
         if self._key == "name":
-            self.name = string_value(self._value)
+            self.name = string_value(value)
             if not self.name:
                 self._at = _At.BROKEN
         elif self._is_arguments:
-            self._is_argued = self._value != "null"
-            if self._value.startswith('"'):
-                self.arguments += string_value(self._value) or ""
-            elif self._value.startswith("n") and self._value != "null":
-                self.arguments += self._value
+            self._is_argued = value != "null"
+            text = string_value(value) if self._first == '"' else value
+            if text and self._is_argued:
+                self.arguments.append(text)

@@ -23,7 +23,7 @@ class InputReader:
 
     def __init__(self) -> None:
         self._place = 0  # in the opening
-        self._held = ""  # what may be the opening
+        self._held: list[str] = []  # what may be the opening
         self._string: StringReader | None = None
         self._is_plain = False  # all that comes is the input
 
@@ -38,7 +38,7 @@ class InputReader:
                 self._place += 1
             elif not (character.isspace() and self._place in _GAPS):
                 return self._give_up(text[index:])
-            self._held += character
+            self._held.append(character)
             if self._place == len(_OPENING):
                 self._string = StringReader()
                 return self._string.push(text[index + 1 :])
@@ -50,7 +50,7 @@ class InputReader:
             self._string.is_done = True
             return ""
         self._is_plain = True
-        return self._held + rest
+        return "".join([*self._held, rest])
 
 
 class CustomParser:

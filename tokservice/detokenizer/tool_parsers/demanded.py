@@ -15,7 +15,7 @@ class JsonListParser(ToolParser):
 
     def flush(self) -> list[Part]:
         """See MessageParser. The beginning of a call that was cut off before it had a name is no content."""
-        self._opening = self._unsaid = ""
+        self._opening, self._unsaid = [], []
         return super().flush()
 
 

@@ -3,6 +3,9 @@
 Detokenizer worker; pure. Text outside of calls is content, except for the blanks beside calls. What begins like a
 call and turns out to be none is content too, so that nothing the model wrote is lost; of a call that breaks off after
 its arguments had begun, those stand, and what follows is content.
+
+The work for a character does not depend on how many came before: what is held back is kept in pieces, and what turns
+out to be no call is read again only if it is short.
 """
 
 from __future__ import annotations
@@ -13,6 +16,8 @@ from typing import Protocol
 from tokservice.detokenizer.tool_parsers.call_object import CallObject
 from tokservice.detokenizer.tool_parsers.marks import split_at_mark
 from tokservice.protocol.parts import Kind, Part
+
+MAX_REREAD_CHARS = 256  # in what was no call, others are looked for up to this length
 
 
 class MessageParser(Protocol):
@@ -39,14 +44,15 @@ class ToolParser:
         self._state: Callable[[], bool] = self._read_text
         self._text = ""  # not yet read
         self._parts: list[Part] = []
-        self._lead = ""  # blanks at the beginning or beside calls: content only if other text follows
+        self._lead: list[str] = []  # blanks at the beginning or beside calls: content only if other text follows
         self._is_fresh = True  # no other text has come yet
         self._num_calls = 0
-        self._opening = ""  # from the mark to the object, to be shown if this is no call
+        self._opening: list[str] = []  # from the mark to the object, to be shown if this is no call
         self._in_list = False
         self._object = CallObject()
         self._has_begun = False  # the client knows of the call that is being read
-        self._unsaid = ""  # of its text, since the last arguments passed on
+        self._unsaid: list[str] = []  # of its text, since the last arguments passed on
+        self._gap: list[str] = []  # blanks behind it
 
     def push(self, text: str) -> list[Part]:
         """See MessageParser."""
@@ -60,9 +66,10 @@ class ToolParser:
         unread, self._text = self._text, ""
         if self._has_begun or self._state == self._after_object:
             unread = ""  # a call that was cut off, or what may have become its closing mark
-        self._say(self._opening + self._unsaid * (not self._has_begun) + unread)
+        unsaid = [] if self._has_begun else self._unsaid
+        self._say("".join([*self._opening, *unsaid, unread]))
         if self._lead and not self._num_calls:
-            self._parts.append(Part(Kind.CONTENT, self._lead))
+            self._parts.append(Part(Kind.CONTENT, "".join(self._lead)))
         return self._take_parts()
 
     # --- states: each reads from the front of the text, and says whether to go on
@@ -71,7 +78,7 @@ class ToolParser:
         before, self._text, found = split_at_mark(self._text, self.mark)
         self._say(before)
         if found:
-            self._opening, self._state = self.mark, self._read_start
+            self._opening, self._state = [self.mark], self._read_start
         return found
 
     def _read_rest(self) -> bool:
@@ -85,20 +92,20 @@ class ToolParser:
         self._skip_blanks()
         if self._text.startswith("[") and not self._in_list:
             self._in_list = True
-            self._opening += "["
+            self._opening.append("[")
             self._text = self._text[1:]
         elif self._text:
             self._begin_object()
         return bool(self._text)
 
     def _begin_object(self) -> None:
-        self._object, self._has_begun, self._unsaid = CallObject(), False, ""
+        self._object, self._has_begun, self._unsaid = CallObject(), False, []
         self._state = self._read_object
 
     def _read_object(self) -> bool:
         for place, character in enumerate(self._text):
             self._object.take(character)
-            self._unsaid += character
+            self._unsaid.append(character)
             if self._object.is_broken or not self._pass_on():
                 self._text = self._text[place + 1 :]
                 self._give_up()
@@ -115,15 +122,18 @@ class ToolParser:
         """A closing mark, a separator and another object, or text."""
         rest = self._text.lstrip()
         if not rest:
+            self._gap.append(self._text)
+            self._text = ""
             return False
+        if self.closing and self.closing.startswith(rest) and rest != self.closing:
+            return False  # it may still become the closing mark
+        self._text, self._gap = "".join([*self._gap, self._text]), []
         if self.closing:
-            if self.closing.startswith(rest) and rest != self.closing:
-                return False  # it may still become the closing mark
             self._text = rest.removeprefix(self.closing) if rest.startswith(self.closing) else self._text
         elif self._in_list and rest[0] == "]":
             self._text, self._in_list = rest[1:], False
         elif rest[0] in self.separators:
-            self._opening, self._text, self._state = rest[0], rest[1:], self._read_start
+            self._opening, self._text, self._state = [rest[0]], rest[1:], self._read_start
             return True
         self._in_list = False
         self._state = self._read_text if self.mark else self._read_rest
@@ -140,41 +150,45 @@ class ToolParser:
             if not self._begin_call(call.name):
                 return False
             if call.is_done and not call.arguments:
-                call.arguments = "{}"
+                call.arguments = ["{}"]
         if call.arguments:
-            self._argue(call.arguments)
-            call.arguments = ""
+            self._argue("".join(call.arguments))
+            call.arguments = []
         return True
 
     def _begin_call(self, name: str) -> bool:
-        self._has_begun, self._opening, self._unsaid = True, "", ""
+        self._has_begun, self._opening, self._unsaid = True, [], []
         self._is_fresh = True
         self._add(Part(Kind.CALL, name, self._num_calls))
         return True
 
     def _argue(self, text: str) -> None:
-        self._unsaid = ""
+        self._unsaid = []
         self._add(Part(Kind.ARGUMENTS, text, self._num_calls))
 
     def _end_call(self) -> None:
         self._num_calls += 1
-        self._has_begun, self._unsaid, self._lead = False, "", ""
+        self._has_begun, self._unsaid, self._lead = False, [], []
 
     def _give_up(self) -> None:
         """No call after all: what was read is content, and may hold other marks."""
-        self._say(self._opening)
-        self._text = self._unsaid + self._text
+        self._say("".join(self._opening))
+        if len(self._unsaid) > MAX_REREAD_CHARS:
+            *unsaid, last = self._unsaid
+            self._say("".join(unsaid))
+            self._unsaid = [last]  # a mark may begin with it
+        self._text = "".join([*self._unsaid, self._text])
         self._num_calls += self._has_begun
-        self._has_begun, self._opening, self._unsaid, self._in_list = False, "", "", False
+        self._has_begun, self._opening, self._unsaid, self._in_list = False, [], [], False
         self._state = self._read_text if self.mark else self._read_rest
 
     def _say(self, text: str) -> None:
+        if self._is_fresh and not text.strip():
+            self._lead += [text] if text else []
+            return
         if self._is_fresh:
-            text = self._lead + text
-            if not text.strip():
-                self._lead = text
-                return
-            self._lead, self._is_fresh = "", False
+            text = "".join([*self._lead, text])
+            self._lead, self._is_fresh = [], False
         if text:
             self._parts.append(Part(Kind.CONTENT, text))
 
@@ -187,7 +201,7 @@ class ToolParser:
 
     def _skip_blanks(self) -> None:
         rest = self._text.lstrip()
-        self._opening += self._text[: len(self._text) - len(rest)]
+        self._opening.append(self._text[: len(self._text) - len(rest)])
         self._text = rest
 
     def _take_parts(self) -> list[Part]:

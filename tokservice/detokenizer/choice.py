@@ -72,6 +72,8 @@ class ChoiceText:
         if finish_reason and not self.finish_reason:
             text += self._flush()
             self.finish_reason = self.finish_reason or finish_reason
+        if self.finish_reason and self._log is not None:
+            self._log.end()
         return text
 
     def _push(self, token_ids: Sequence[int]) -> str:

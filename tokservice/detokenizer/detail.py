@@ -5,57 +5,64 @@ Detokenizer worker; pure. Plain text alone never comes here: see ``respond.py`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from tokservice.detokenizer.choice import ChoiceText
 from tokservice.detokenizer.logprob_rows import LogprobRows
 from tokservice.detokenizer.message_parser import message_parser
 from tokservice.detokenizer.prompt_report import PromptReporter
+from tokservice.detokenizer.slices import Pace, Slices
 from tokservice.detokenizer.token_log import TokenLog
 from tokservice.detokenizer.tool_parsers.parser import MessageParser
 from tokservice.protocol.context import Context
-from tokservice.protocol.parts import CALLS, Kind, Part, Piece, PromptReport, TokenEntry
+from tokservice.protocol.parts import CALLS, Kind, Part, Piece, PromptReport
 from tokservice.wire.messages import Route
+
+TOKENS_AT_ONCE = 16  # that a piece tells of, at most
 
 
 class Detail:
     """Turns the text of one choice, as it comes, into pieces."""
 
-    def __init__(
-        self,
-        log: TokenLog | None,
-        parser: MessageParser | None,
-        report: Callable[[LogprobRows | None], PromptReport | None],
-    ) -> None:
+    def __init__(self, log: TokenLog | None, parser: MessageParser | None, reporter: PromptReporter) -> None:
         self.prompt_rows: LogprobRows | None = None  # to be there before the first piece
         self._log = log
         self._parser = parser
-        self._report = report
-        self._has_begun = False
+        self._reporter = reporter
+        self.has_begun = False
+        self._prompt: PromptReport | None = None  # for the next piece
+        self._num_echoed = 0  # characters of the prompt before the output
         self._calls_tools = False
         self.num_reasoning_tokens = 0  # all up to the end of the thoughts
-        self._num_echoed = 0  # characters of the prompt before the output
+
+    def begin(self, pace: Pace) -> Slices[None]:
+        """Before any piece: the first one speaks of the prompt."""
+        self.has_begun = True
+        self._prompt = yield from self._reporter.report(self.prompt_rows, pace)
+        self._num_echoed = self._prompt.num_chars if self._prompt else 0
+
+    @property
+    def has_many_tokens(self) -> bool:
+        """Whether there are more tokens to tell of than one piece may."""
+        return self._log is not None and self._log.is_due(TOKENS_AT_ONCE)
+
+    def piece_of_tokens(self) -> Piece:
+        """The first of them: more follows."""
+        return self._piece([])
 
     def piece(self, choice: ChoiceText, shown: str) -> Piece:
         """What there is to say after some tokens of the choice, whose text is ``shown``."""
-        piece = Piece(self._parts(shown, ended=bool(choice.finish_reason)), finish=choice.finish_reason)
-        piece.stop_string = choice.stop_string
-        if not self._has_begun:
-            self._has_begun = True
-            piece.prompt = self._report(self.prompt_rows)
-            self._num_echoed = len(piece.prompt.text) if piece.prompt else 0
-        if self._log is not None:
-            piece.tokens = self._behind_echo(self._log.take() + (self._log.rest() if choice.finish_reason else []))
-        self._calls_tools = self._calls_tools or any(part.kind in CALLS for part in piece.parts)
-        piece.calls_tools = self._calls_tools
+        piece = self._piece(self._parts(shown, ended=bool(choice.finish_reason)))
+        piece.finish, piece.stop_string = choice.finish_reason, choice.stop_string
         if any(part.kind == Kind.REASONING for part in piece.parts):
             self.num_reasoning_tokens = choice.num_tokens
         return piece
 
-    def _behind_echo(self, entries: list[TokenEntry]) -> list[TokenEntry]:
-        if not self._num_echoed:
-            return entries
-        return [entry._replace(offset=entry.offset + self._num_echoed) for entry in entries]
+    def _piece(self, parts: list[Part]) -> Piece:
+        prompt, self._prompt = self._prompt, None
+        tokens = [] if self._log is None else self._log.take(TOKENS_AT_ONCE)
+        if self._num_echoed:
+            tokens = [entry._replace(offset=entry.offset + self._num_echoed) for entry in tokens]
+        self._calls_tools = self._calls_tools or any(part.kind in CALLS for part in parts)
+        return Piece(parts, tokens, prompt, calls_tools=self._calls_tools)
 
     def _parts(self, shown: str, *, ended: bool) -> list[Part]:
         if self._parser is None:
@@ -76,4 +83,4 @@ def needs_detail(context: Context) -> bool:
 
 def detail(context: Context, log: TokenLog | None, reporter: PromptReporter) -> Detail:
     """The detail of one choice, of the reporter's prompt."""
-    return Detail(log, message_parser(context), reporter.report)
+    return Detail(log, message_parser(context), reporter)

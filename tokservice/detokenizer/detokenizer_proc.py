@@ -1,25 +1,27 @@
-"""A detokenizer worker: sockets around ``Responder``. One message in per engine step, one out per API process."""
+"""A detokenizer worker: sockets around ``Responder`` and ``Turns``. One message in per engine step, one out per API
+process; what takes long is sent when it is done."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from array import array
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tokservice.detokenizer.logprob_rows import LogprobRows
 from tokservice.detokenizer.logprob_rows import view as rows_of
+from tokservice.detokenizer.outgoing import Outgoing
 from tokservice.detokenizer.respond import Fed, Responder
+from tokservice.detokenizer.turns import Step, Turns
 from tokservice.detokenizer.vocabulary import load
 from tokservice.runtime.links import RouterLink
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import Process, run_process
 from tokservice.runtime.work_mark import WorkMark, encode_mark
 from tokservice.wire.channels import listen_pull
-from tokservice.wire.codec import MAX_CHUNK_BYTES, TOKEN_BYTES
+from tokservice.wire.codec import TOKEN_BYTES
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import (
     Abort,
@@ -27,7 +29,6 @@ from tokservice.wire.messages import (
     EngineOutputs,
     FinishReason,
     Message,
-    Progress,
     PromptLogprobs,
     ReadyFlags,
     Role,
@@ -37,6 +38,7 @@ from tokservice.wire.messages import (
 
 IDLE_S = 1.0
 MAX_ENDED = 10_000  # ids of ended requests whose last engine outputs may still arrive
+MAX_WAITING = 1 << 16  # steps of requests; while there are more, nothing is read
 
 log = logging.getLogger(__name__)
 
@@ -50,73 +52,36 @@ class _Open:
     mark: bytes  # see WorkMark
 
 
-@dataclass(slots=True)
-class _Rows:
-    """The columns of one Progress."""
-
-    request_ids: list[str] = field(default_factory=list)
-    attempts: list[int] = field(default_factory=list)
-    choices: list[int] = field(default_factory=list)
-    num_tokens: list[int] = field(default_factory=list)
-    finish_reasons: list[int] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
-    flags: list[int] = field(default_factory=list)
-    ids: array[int] = field(default_factory=lambda: array("I"))
-    data: list[bytes] = field(default_factory=list)
-    notes: list[bytes] = field(default_factory=list)
-
-    def add(self, request_id: str, attempt: int, fed: Fed, flags: int, ids: Sequence[int]) -> None:
-        self.request_ids.append(request_id)
-        self.attempts.append(attempt)
-        self.choices.append(fed.choice)
-        self.num_tokens.append(fed.num_consumed)
-        self.finish_reasons.append(fed.finish_reason)
-        self.statuses.append(fed.status)
-        self.flags.append(flags)
-        self.ids.extend(ids)
-        self.data.append(fed.data)
-        self.notes.append(fed.note)
-
-    def message(self) -> Progress:
-        notes = b"".join(self.notes)
-        return Progress(
-            request_ids=tuple(self.request_ids),
-            attempts=tuple(self.attempts),
-            choices=tuple(self.choices),
-            num_tokens=tuple(self.num_tokens),
-            finish_reasons=tuple(self.finish_reasons),
-            statuses=tuple(self.statuses),
-            flags=tuple(self.flags),
-            num_bytes=tuple(map(len, self.data)),
-            num_note_bytes=tuple(map(len, self.notes)) if notes else (),
-            frames=(self.ids.tobytes(), b"".join(self.data), *((notes,) if notes else ())),
-        )
-
-
 class Detokenizer:
     """The service that ``Process.run`` drives."""
 
     def __init__(self, process: Process) -> None:
         self._vocabulary = load(Path(process.config.model.path))
         self._open: dict[str, _Open] = {}
+        self._turns = Turns()
         self._ended: OrderedDict[str, int] = OrderedDict()  # the attempt that ended
         self._num_messages = 0
         self._mark = WorkMark(process.run_dir, process.identity)
         inbox = listen_pull(process.context, process.endpoint("out"))
         self.hello = process.hello(endpoints=(inbox.endpoint,))
         process.add(inbox, lambda _, message: self._on_message(message))
-        self._router = RouterLink(process, lambda: self.hello, self._from_router, self._open.clear)
+        self._router = RouterLink(process, lambda: self.hello, self._from_router, self._forget_all)
+        self._outgoing = Outgoing(self._router.send)
 
     def on_topology(self, topology: Topology) -> None:
         """See ``Service``. What a dead engine had begun goes on elsewhere."""
         self._router.follow(topology)
         living = {peer.identity for peer in topology.peers}
         for request_id in [key for key, request in self._open.items() if request.engine not in living]:
-            del self._open[request_id]
+            self._forget(request_id)
 
     def turn(self, now: float) -> float:
-        """See ``Service``: all work is done as messages arrive."""
-        return IDLE_S
+        """See ``Service``: most work is done as messages arrive; what takes long, slice by slice."""
+        while self._turns:
+            self._go_on(self._turns.next_request)
+            if self._turns.num_steps <= MAX_WAITING:
+                break
+        return 0.0 if self._turns else IDLE_S
 
     def drain(self) -> None:
         """See ``Service``: the router decides what still runs."""
@@ -141,7 +106,7 @@ class Detokenizer:
         if isinstance(message, Abort):
             request = self._open.get(message.request_id)
             if request is not None and request.attempt <= message.attempt:
-                del self._open[message.request_id]
+                self._forget(message.request_id)
             self._note_end(message.request_id, message.attempt)
 
     def _begin(self, message: Begin) -> None:
@@ -157,18 +122,38 @@ class Detokenizer:
         try:
             output_ids = [memoryview(ids).cast("B").cast("I") for ids in outputs]
             responder = Responder(self._vocabulary, context, message.num_delivered, message.finished, output_ids, notes)
+            if known is not None:
+                self._forget(message.request_id)
+            step = Step(responder.beginning())
+            feds = self._turns.begin(message.request_id, step)
         except WireError as error:
-            log.error("malformed request request_id=%s error=%s", message.request_id, error)
-            self._router.send(Undelivered((message.request_id,), (message.attempt,)))
+            self._refuse(message.request_id, message.attempt, error)
             return
         stream = ReadyFlags.STREAM if responder.stream else 0
-        request = _Open(message.attempt, message.engine, responder, stream, mark)
-        self._open[message.request_id] = request
-        rows = _Rows()
-        for fed in responder.begin():
-            self._add(rows, message.request_id, request, fed, (), FinishReason.RUNNING)
-        if rows.request_ids:
-            self._router.send(rows.message())
+        self._open[message.request_id] = _Open(message.attempt, message.engine, responder, stream, mark)
+        self._tell(message.request_id, [(step, fed) for fed in feds])
+
+    def _go_on(self, request_id: str) -> None:
+        """A request's turn."""
+        request = self._open[request_id]
+        self._mark.set(request.mark)
+        try:
+            self._tell(request_id, self._turns.go_on(request_id))
+        except WireError as error:
+            self._forget(request_id)
+            self._refuse(request_id, request.attempt, error)
+        self._mark.clear()
+
+    def _refuse(self, request_id: str, attempt: int, error: WireError) -> None:
+        log.error("malformed request request_id=%s error=%s", request_id, error)
+        self._router.send(Undelivered((request_id,), (attempt,)))
+
+    def _tell(self, request_id: str, results: Sequence[tuple[Step, Fed]]) -> None:
+        """Send what came of one request's steps."""
+        request = self._open[request_id]
+        for step, fed in results:
+            self._add(request_id, request, fed, step.token_ids, step.finish_reason)
+        self._outgoing.flush()
 
     def _prompt_logprobs(self, message: PromptLogprobs) -> None:
         request = self._open.get(message.request_id)
@@ -181,7 +166,6 @@ class Detokenizer:
 
     def _outputs(self, message: EngineOutputs) -> None:
         ids = memoryview(message.frames[0]).cast("B").cast("I")
-        by_api: defaultdict[str, _Rows] = defaultdict(_Rows)
         unknown: dict[str, int] = {}
         cached = message.num_cached_tokens or (0,) * len(message.request_ids)
         all_rows = _logprob_rows(message)
@@ -201,34 +185,56 @@ class Detokenizer:
             request = self._open.get(request_id)
             if request is not None and request.attempt == attempt and choice < request.responder.num_choices:
                 self._mark.set(request.mark)
-                reason = FinishReason(finish_reason)
-                fed = request.responder.feed(choice, ids[start:end], reason, num_cached, logprobs)
-                new_ids = ids[start : start + fed.num_consumed]
-                rows = by_api[request_id.rpartition(":")[0]]
-                self._add(rows, request_id, request, fed, new_ids, reason)
-                if len(fed.data) > MAX_CHUNK_BYTES:  # nothing is joined to what is large
-                    self._router.send(rows.message())
-                    del by_api[request_id.rpartition(":")[0]]
+                reason, new_ids = FinishReason(finish_reason), ids[start:end]
+                for fed in self._feed(request_id, request, choice, new_ids, reason, num_cached, logprobs):
+                    self._add(request_id, request, fed, new_ids, reason)
             elif attempt > self._ended.get(request_id, 0) and (request is None or attempt > request.attempt):
                 unknown[request_id] = attempt
             start = end
-        for rows in by_api.values():
-            self._router.send(rows.message())
+        self._outgoing.flush()
         if unknown:
             self._router.send(Undelivered(tuple(unknown), tuple(unknown.values())))
 
-    def _add(
-        self, rows: _Rows, request_id: str, request: _Open, fed: Fed, ids: Sequence[int], reason: FinishReason
-    ) -> None:
+    def _feed(
+        self,
+        request_id: str,
+        request: _Open,
+        choice: int,
+        token_ids: Sequence[int],
+        reason: FinishReason,
+        num_cached: int,
+        logprobs: LogprobRows | None,
+    ) -> Sequence[Fed]:
+        """Consume a row of a step; what came of it at once."""
+        responder = request.responder
+        waits = request_id in self._turns
+        if waits and reason == FinishReason.ABORT and not responder.has_ended(choice):
+            return (Fed(choice, finish_reason=reason, last=True),)  # nobody wants what is being written
+        fed = None if waits else responder.feed_text(choice, token_ids, reason, num_cached)
+        if fed is not None:
+            return (fed,)
+        work = responder.feeding(choice, token_ids, reason, num_cached, logprobs)
+        return self._turns.begin(request_id, Step(work, token_ids, reason))
+
+    def _add(self, request_id: str, request: _Open, fed: Fed, token_ids: Sequence[int], reason: FinishReason) -> None:
+        """``token_ids``, ``reason``: what was fed."""
         flags = request.stream
         if fed.finish_reason == FinishReason.STOP and reason == FinishReason.RUNNING:
             flags |= ReadyFlags.STOPPED
         if fed.last:
             flags |= ReadyFlags.LAST
-            del self._open[request_id]
+            self._forget(request_id)
             self._note_end(request_id, request.attempt)
         if fed.num_consumed or fed.data or fed.finish_reason or fed.last:
-            rows.add(request_id, request.attempt, fed, flags, ids)
+            self._outgoing.add(request_id, request.attempt, fed, flags, token_ids[: fed.num_consumed])
+
+    def _forget(self, request_id: str) -> None:
+        del self._open[request_id]
+        self._turns.drop(request_id)
+
+    def _forget_all(self) -> None:
+        self._open.clear()
+        self._turns.clear()
 
     def _note_end(self, request_id: str, attempt: int) -> None:
         self._ended[request_id] = max(attempt, self._ended.get(request_id, 0))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from tokservice.detokenizer.slices import COPIED_BYTES, Pace, Slices
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import Buffer
 
@@ -24,6 +25,10 @@ class About(IntEnum):
     OUTPUT = 1
 
 
+_ABOUTS = frozenset(About)
+Row = tuple[Sequence[int], Sequence[float]]  # entries of one token: ids and values, its own first
+
+
 @dataclass(frozen=True, slots=True)
 class LogprobRows:
     """Rows of ``width`` entries, one row for each token: the token itself, then the most likely ones."""
@@ -35,8 +40,8 @@ class LogprobRows:
     def __len__(self) -> int:
         return len(self.ids) // self.width
 
-    def row(self, place: int) -> tuple[Sequence[int], Sequence[float]]:
-        """Ids and values of one token."""
+    def row(self, place: int) -> Row:
+        """The row of one token."""
         cut = slice(place * self.width, (place + 1) * self.width)
         return self.ids[cut], self.values[cut]
 
@@ -51,33 +56,46 @@ def view(width: int, ids: Buffer, values: Buffer) -> LogprobRows:
     return LogprobRows(width, memoryview(ids).cast("B").cast("I"), memoryview(values).cast("B").cast("f"))
 
 
+def are_same(one: LogprobRows | None, other: LogprobRows | None) -> bool:
+    """Whether they say the same, bit by bit."""
+    if one is None or other is None:
+        return one is other
+    return one.width == other.width and _packed(one) == _packed(other)
+
+
+def _packed(rows: LogprobRows) -> tuple[bytes, bytes]:
+    return _bytes_of(rows.ids, "I"), _bytes_of(rows.values, "f")
+
+
 def write_note(about: About, rows: LogprobRows) -> bytes:
     """A block for the journal."""
-    return _HEADER.pack(about, len(rows), rows.width) + _packed(rows.ids, "I") + _packed(rows.values, "f")
+    return _HEADER.pack(about, len(rows), rows.width) + b"".join(_packed(rows))
 
 
-def _packed(values: Sequence[float] | memoryview, code: str) -> bytes:
-    if isinstance(values, memoryview):  # as it came, little-endian
+def _bytes_of(values: Sequence[float] | memoryview, code: str) -> bytes:
+    if isinstance(values, memoryview):  # as it came
         return values.tobytes()
     return struct.pack(f"<{len(values)}{code}", *values)
 
 
-def read_note(note: bytes | memoryview) -> dict[About, LogprobRows]:
+def read_note(note: bytes | memoryview, pace: Pace) -> Slices[dict[About, LogprobRows]]:
     """All blocks of a note, those about the same tokens joined. Raises WireError."""
-    found: dict[About, LogprobRows] = {}
+    found: dict[About, tuple[int, bytearray, bytearray]] = {}  # width, ids, values
     rest = memoryview(note).cast("B")
     while rest:
         if len(rest) < _HEADER.size:
             raise WireError("a note of the journal ends in a header")
         about, num_tokens, width = _HEADER.unpack_from(rest)
         end = _HEADER.size + num_tokens * width * 8
-        if about not in set(About) or width == 0 or end > len(rest):
+        if about not in _ABOUTS or width == 0 or end > len(rest):
             raise WireError("malformed note in the journal")
         middle = (_HEADER.size + end) // 2
-        rows = view(width, rest[_HEADER.size : middle], rest[middle:end])
-        known = found.get(About(about), LogprobRows(width, [], []))
-        if known.width != width:
+        known_width, ids, values = found.setdefault(About(about), (width, bytearray(), bytearray()))
+        if known_width != width:
             raise WireError("uneven note in the journal")
-        found[About(about)] = LogprobRows(width, [*known.ids, *rows.ids], [*known.values, *rows.values])
+        ids += rest[_HEADER.size : middle]
+        values += rest[middle:end]
         rest = rest[end:]
-    return found
+        if pace.is_over(1 + end // COPIED_BYTES):
+            yield
+    return {about: view(width, ids, values) for about, (width, ids, values) in found.items()}

@@ -6,28 +6,30 @@ continues a request from the ids alone and writes the very bytes that this one w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from tokservice.detokenizer import stop
 from tokservice.detokenizer.choice import WORDLESS, ChoiceText
-from tokservice.detokenizer.detail import Detail, detail, needs_detail, needs_log
+from tokservice.detokenizer.detail import TOKENS_AT_ONCE, Detail, detail, needs_detail, needs_log
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.prompt_report import PromptReporter
+from tokservice.detokenizer.slices import Pace, Slices, at_once, joined
 from tokservice.detokenizer.text_stream import TextStream
 from tokservice.detokenizer.token_log import TokenLog
 from tokservice.detokenizer.token_names import TokenNames
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol import context as contexts
 from tokservice.protocol.context import Context
-from tokservice.protocol.parts import Kind, Part, Piece, Usage, merged
+from tokservice.protocol.parts import Kind, Part, Piece, Usage
 from tokservice.protocol.responses import response_format
 from tokservice.wire.codec import MAX_ANSWER_BYTES, MAX_CHOICES
 from tokservice.wire.errors import ANSWER_TOO_LARGE, ENGINE_FAILED, GUIDE_FAILED, RequestError, WireError
-from tokservice.wire.messages import FinishReason, Route
+from tokservice.wire.messages import Buffer, FinishReason, Route
 
 OK = 200
-MAX_KEPT = 1 << 21  # pieces, tokens and logprobs that a plain response may gather: up to 1 GB
+FEW = 16  # pieces of an event, which are joined at once
+REPLAYED_AT_ONCE = 16  # tokens of an earlier attempt
 FAILURES = {FinishReason.ERROR: ENGINE_FAILED, FinishReason.GUIDE_FAILED: GUIDE_FAILED}
 
 
@@ -35,7 +37,7 @@ class Fed(NamedTuple):
     """What came of some tokens of one choice."""
 
     choice: int
-    data: bytes = b""  # for the client
+    data: Buffer = b""  # for the client
     num_consumed: int = 0  # tokens; those after a stop string are not
     finish_reason: FinishReason = FinishReason.RUNNING  # not RUNNING: the choice ended with these tokens
     status: int = 0  # not 0: ``data`` is a whole plain response with this HTTP status
@@ -43,8 +45,11 @@ class Fed(NamedTuple):
     note: bytes = b""  # for the journal, beside the tokens consumed: their logprobs
 
 
+Work = Iterator[Fed | None]  # None: a slice is over
+
+
 class Responder:
-    """Writes the response of one request."""
+    """Writes the response of one request. What may take long is done in slices; one work after the other."""
 
     def __init__(
         self,
@@ -69,22 +74,17 @@ class Responder:
         self._format = response_format(self._context)
         self._choices, self._details = _choices(vocabulary, self._context)
         self._shown = [False] * len(self._choices)  # whether the client knows of the choice: its first event differs
-        self._pieces: list[list[Piece]] = [[] for _ in self._choices]  # of a plain response
-        self._num_kept = 0  # entries in them
         # Where events are numbered, or tokens of thoughts counted, each token has to be looked at alone.
         self._one_by_one = self._context.route == Route.RESPONSES or bool(self._context.reasoning)
         self._is_bare = self._context.stream and not self._details and not self._context.continuous_usage
         self._cached = [0] * len(self._context.num_prompt_tokens)  # prompt tokens found in the prefix cache
         self._num_running = len(self._choices)
         self._over = False
-        self._owed: list[Fed] = []
+        self._pace = Pace()  # of the work that goes on
         notes = notes or (b"",) * len(output_ids)
         if not len(num_delivered) == len(finished) == len(output_ids) == len(notes) <= len(self._choices):
             raise WireError("a request was taken over with an uneven journal")
-        for choice, token_ids in enumerate(output_ids):
-            if token_ids or finished[choice]:
-                rows = self._read_note(choice, notes[choice], len(token_ids))
-                self._replay(choice, token_ids, rows, num_delivered[choice], FinishReason(finished[choice]))
+        self._journal = list(zip(output_ids, notes, num_delivered, map(FinishReason, finished), strict=True))
 
     @property
     def num_choices(self) -> int:
@@ -96,12 +96,26 @@ class Responder:
         """Whether the response is server-sent events."""
         return self._context.stream
 
+    def has_ended(self, choice: int) -> bool:
+        """Whether nothing more comes of a choice."""
+        return self._over or self._choices[choice].finish_reason != FinishReason.RUNNING
+
     def begin(self) -> list[Fed]:
-        """What a request that was taken over owes to its client at once; to be called once, before ``feed``."""
-        owed, self._owed = self._owed, []
+        """``beginning`` at once."""
+        return [fed for fed in self.beginning() if fed is not None]
+
+    def beginning(self) -> Work:
+        """What a request that was taken over owes to its client; to be done once, before ``feed``.
+
+        Raises WireError for malformed notes.
+        """
+        journal, self._journal = self._journal, []
+        for choice, (token_ids, note, num_delivered, finished) in enumerate(journal):
+            if token_ids or finished:
+                rows = yield from self._read_note(choice, note, len(token_ids))
+                yield from self._replay(choice, token_ids, rows, num_delivered, finished)
         if self._num_running == 0 and not self._over:
-            owed.append(self._close(Fed(0)))
-        return owed
+            yield (yield from self._close(Fed(0), []))
 
     def score_prompt(self, choice: int, rows: LogprobRows) -> None:
         """The logprobs of the prompt, before the first output of a choice; once known they stay."""
@@ -116,27 +130,51 @@ class Responder:
         num_cached_tokens: int = 0,
         rows: LogprobRows | None = None,
     ) -> Fed:
-        """Consume the tokens of one engine step. A choice that has ended consumes nothing more."""
+        """``feeding`` at once."""
+        fed = self.feed_text(choice, token_ids, finish_reason, num_cached_tokens)
+        work = self.feeding(choice, token_ids, finish_reason, num_cached_tokens, rows)
+        return fed or next(fed for fed in work if fed is not None)
+
+    def feed_text(
+        self, choice: int, token_ids: Sequence[int], finish_reason: FinishReason, num_cached_tokens: int = 0
+    ) -> Fed | None:
+        """The short way of most tokens, which are text of a stream and no more. None: not for these."""
         text = self._choices[choice]
-        if self._over or text.finish_reason:
-            return Fed(choice)
+        is_brief = self._is_bare and not self._one_by_one and self._shown[choice]
+        if not is_brief or finish_reason or num_cached_tokens or self.has_ended(choice):
+            return None
+        before = text.num_tokens
+        shown = text.push(token_ids, finish_reason)
+        if text.finish_reason:  # by a stop string
+            fed = Fed(choice, b"", text.num_tokens - before, text.finish_reason)
+            return at_once(self._told(fed, self._show(choice, shown)))
+        return Fed(choice, self._format.delta(choice, shown) if shown else b"", text.num_tokens - before)
+
+    def feeding(
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+        num_cached_tokens: int = 0,
+        rows: LogprobRows | None = None,
+    ) -> Work:
+        """Consume the tokens of one engine step; one Fed comes of it. A choice that has ended consumes nothing more."""
+        text = self._choices[choice]
+        if self.has_ended(choice):
+            yield Fed(choice)
+            return
         if num_cached_tokens and choice % self._context.n == 0:
             prompt = choice // self._context.n
             self._cached[prompt] = min(num_cached_tokens, self._context.num_prompt_tokens[prompt])
+        self._pace.begin()
         before = text.num_tokens
-        is_first = not before
-        data = self._consume(choice, token_ids, finish_reason, rows)
-        fed = Fed(choice, data, text.num_tokens - before, text.finish_reason)
-        if self._details:
-            fed = fed._replace(note=self._note(choice, rows, fed.num_consumed, is_first=is_first))
-        if self._num_kept > MAX_KEPT:
-            return self._fail(fed, ANSWER_TOO_LARGE)
-        if not text.finish_reason:
-            return fed
-        self._num_running -= 1
-        if text.finish_reason in FAILURES:
-            return self._fail(fed, FAILURES[text.finish_reason])
-        return self._close(fed) if self._num_running == 0 else fed
+        events = yield from self._consume(choice, token_ids, finish_reason, rows)
+        num_consumed, reason = text.num_tokens - before, text.finish_reason
+        note = self._note(choice, rows, num_consumed, is_first=not before) if self._details else b""
+        if not (reason or self._is_too_large) and len(events) <= FEW:
+            yield Fed(choice, b"".join(events), num_consumed, note=note)
+        else:
+            yield (yield from self._told(Fed(choice, b"", num_consumed, reason, note=note), events))
 
     # --- the journal
 
@@ -148,15 +186,16 @@ class Responder:
             note += write_note(About.OUTPUT, rows.part(0, num_consumed))
         return note
 
-    def _read_note(self, choice: int, note: bytes | memoryview, num_tokens: int) -> LogprobRows | None:
+    def _read_note(self, choice: int, note: bytes | memoryview, num_tokens: int) -> Slices[LogprobRows | None]:
         """The rows of the output so far; those of the prompt are put in place."""
         if not self._details or not len(note):
             return None
-        found = read_note(note)
+        found = yield from read_note(note, self._pace)
         rows = found.get(About.OUTPUT)
         if rows is not None and len(rows) != num_tokens:
             raise WireError("a request was taken over with uneven notes")
-        self._details[choice].prompt_rows = found.get(About.PROMPT)
+        if About.PROMPT in found:
+            self._details[choice].prompt_rows = found[About.PROMPT]
         return rows
 
     def _replay(
@@ -166,7 +205,7 @@ class Responder:
         rows: LogprobRows | None,
         num_delivered: int,
         finished: FinishReason,
-    ) -> None:
+    ) -> Work:
         """Consume the output of earlier attempts; only what the client has not seen makes events."""
         text = self._choices[choice]
         unseen, unseen_rows = token_ids, rows
@@ -174,82 +213,138 @@ class Responder:
             silent, unseen = token_ids[:num_delivered], token_ids[num_delivered:]
             silent_rows = rows and rows.part(0, num_delivered)
             unseen_rows = rows and rows.part(num_delivered, len(token_ids))
-            self._consume(choice, silent, FinishReason.RUNNING if unseen else finished, silent_rows)
+            reason = FinishReason.RUNNING if unseen else finished
+            yield from self._consume_again(choice, silent, reason, silent_rows, is_seen=True)
         if not text.finish_reason:
-            data = self._consume(choice, unseen, finished, unseen_rows)
-            if data or text.finish_reason != finished:
-                self._owed.append(Fed(choice, data, 0, text.finish_reason))
-        if text.finish_reason:
-            self._num_running -= 1
+            events = yield from self._consume_again(choice, unseen, finished, unseen_rows, is_seen=False)
+            if events or text.finish_reason != finished:
+                yield Fed(choice, (yield from joined(events, self._pace)), 0, text.finish_reason)
+        self._num_running -= bool(text.finish_reason)
+
+    def _consume_again(
+        self,
+        choice: int,
+        token_ids: Sequence[int],
+        finish_reason: FinishReason,
+        rows: LogprobRows | None,
+        *,
+        is_seen: bool,
+    ) -> Slices[list[bytes]]:
+        """``_consume`` for any number of tokens; no events where the client has seen them."""
+        events: list[bytes] = []
+        for start in range(0, max(1, len(token_ids)), REPLAYED_AT_ONCE):
+            end = min(start + REPLAYED_AT_ONCE, len(token_ids))
+            finish = finish_reason if end == len(token_ids) else FinishReason.RUNNING
+            more = yield from self._consume(choice, token_ids[start:end], finish, rows and rows.part(start, end))
+            events += () if is_seen else more
+            if self._choices[choice].finish_reason:
+                break
+            if self._pace.is_over(end - start):
+                yield
+        return events
 
     # --- bytes
 
     def _consume(
         self, choice: int, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None
-    ) -> bytes:
-        """The events that some tokens make: one for all of them, or, where something is counted, those that each would
-        make alone: a successor, which replays many at once, has to count the same.
+    ) -> Slices[list[bytes]]:
+        """The events that some tokens make, in pieces: one for all of them, or, where something is counted, those that
+        each would make alone: a successor, which replays many at once, has to count the same.
         """
         text = self._choices[choice]
-        if not self._one_by_one or len(token_ids) < 2:
-            return self._show(choice, text.push(token_ids, finish_reason, rows))
-        events = []
-        for place in range(len(token_ids)):
-            finish = finish_reason if place == len(token_ids) - 1 else FinishReason.RUNNING
-            row = rows and rows.part(place, place + 1)
-            events.append(self._show(choice, text.push(token_ids[place : place + 1], finish, row)))
+        detail = self._details[choice] if self._details else None
+        says_something = finish_reason not in WORDLESS or len(token_ids) > 1
+        if detail is not None and not detail.has_begun and says_something:
+            yield from detail.begin(self._pace)
+        events: list[bytes] = []
+        for some, finish, some_rows in self._portions(token_ids, finish_reason, rows):
+            shown = text.push(some, finish, some_rows)
+            while detail is not None and detail.has_many_tokens:
+                events += self._say(choice, detail.piece_of_tokens())
+                if self._pace.is_over(TOKENS_AT_ONCE * (2 + self._context.num_logprobs)):
+                    yield
+            events += self._show(choice, shown)
             if text.finish_reason:
                 break
-        return b"".join(events)
+            if detail is not None and self._pace.is_over(len(some) * (2 + self._context.num_logprobs) + len(shown)):
+                yield
+        return events
 
-    def _show(self, choice: int, shown: str) -> bytes:
-        """The event for some text of a choice; of a plain response its piece is kept."""
+    def _portions(
+        self, token_ids: Sequence[int], finish_reason: FinishReason, rows: LogprobRows | None
+    ) -> Iterable[tuple[Sequence[int], FinishReason, LogprobRows | None]]:
+        """Tokens to be consumed together: all, or one by one."""
+        last = len(token_ids) - 1
+        if not self._one_by_one or last < 1:
+            return ((token_ids, finish_reason, rows),)
+        return (
+            (token_ids[i : i + 1], FinishReason.RUNNING if i < last else finish_reason, rows and rows.part(i, i + 1))
+            for i in range(last + 1)
+        )
+
+    def _show(self, choice: int, shown: str) -> list[bytes]:
+        """The event for some text of a choice, in pieces."""
         text = self._choices[choice]
         finish = text.finish_reason
         if self._is_bare and shown and not finish and self._shown[choice]:  # most tokens
-            return self._format.delta(choice, shown)
+            return [self._format.delta(choice, shown)]
         if finish in WORDLESS:
-            return b""
+            return []
         if self._details:
             piece = self._details[choice].piece(text, shown)
-            if not (piece.parts or piece.tokens or piece.prompt or finish):
-                return b""
-        elif not (shown or finish):
-            return b""
         else:
             parts = [Part(Kind.CONTENT, shown)] if shown else []
             piece = Piece(parts, finish=finish, stop_string=text.stop_string)
+        return self._say(choice, piece) if piece.parts or piece.tokens or piece.prompt or finish else []
+
+    def _say(self, choice: int, piece: Piece) -> list[bytes]:
+        """The event for a piece; of a plain response it is kept."""
         if not self._context.stream:
-            self._pieces[choice].append(piece)
-            self._num_kept += 1 + len(piece.tokens) * (2 + self._context.num_logprobs)
-            return b""
+            self._format.keep(choice, piece)
+            return []
         first, self._shown[choice] = not self._shown[choice], True
         return self._format.event(choice, piece, first=first, usage=self._choice_usage(choice))
 
-    def _close(self, fed: Fed) -> Fed:
+    def _told(self, fed: Fed, events: list[bytes]) -> Slices[Fed]:
+        """What came of tokens whose events are written."""
+        error = ANSWER_TOO_LARGE if self._is_too_large else FAILURES.get(fed.finish_reason)
+        self._num_running -= bool(fed.finish_reason)
+        if error is not None:
+            return (yield from self._fail(fed, events, error))
+        if self._num_running == 0:
+            return (yield from self._close(fed, events))
+        return fed._replace(data=(yield from joined(events, self._pace)))
+
+    def _close(self, fed: Fed, events: list[bytes]) -> Slices[Fed]:
         """The end of the response, once every choice has ended."""
         self._over = True
         if any(text.finish_reason == FinishReason.ABORT for text in self._choices):
-            return fed._replace(last=True)
+            return fed._replace(data=(yield from joined(events, self._pace)), last=True)
         if self._context.stream:
-            return fed._replace(data=fed.data + self._format.closing(self._usage()), last=True)
-        pieces = [merged(parts) for parts in self._pieces]
-        body = self._format.body(pieces, self._usage())
-        if len(body) > MAX_ANSWER_BYTES:
-            return self._fail(fed, ANSWER_TOO_LARGE)
-        return fed._replace(data=body, status=OK, last=True)
+            events += self._format.closing(self._usage())
+            return fed._replace(data=(yield from joined(events, self._pace)), last=True)
+        body = self._format.body(self._usage())
+        if sum(map(len, body)) > MAX_ANSWER_BYTES:
+            return (yield from self._fail(fed, events, ANSWER_TOO_LARGE))
+        return fed._replace(data=(yield from joined(body, self._pace)), status=OK, last=True)
 
-    def _fail(self, fed: Fed, error: RequestError) -> Fed:
+    def _fail(self, fed: Fed, events: list[bytes], error: RequestError) -> Slices[Fed]:
         """One choice cannot go on: the whole response ends."""
         self._over = True
         if self._context.stream:
-            return fed._replace(data=fed.data + self._format.failure(error), last=True)
+            events += self._format.failure(error)
+            return fed._replace(data=(yield from joined(events, self._pace)), last=True)
         return fed._replace(data=error.body(self._context.route), status=error.status, last=True)
 
     def _usage(self) -> Usage:
         num_output_tokens = sum(text.num_tokens for text in self._choices)
         num_reasoning_tokens = sum(detail.num_reasoning_tokens for detail in self._details)
         return Usage(sum(self._context.num_prompt_tokens), num_output_tokens, sum(self._cached), num_reasoning_tokens)
+
+    @property
+    def _is_too_large(self) -> bool:
+        """Whether a plain response has more to say already than can be sent at once."""
+        return self._format.num_kept > MAX_ANSWER_BYTES and not self._context.stream
 
     def _choice_usage(self, choice: int) -> Usage:
         prompt = choice // self._context.n

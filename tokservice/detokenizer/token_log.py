@@ -9,10 +9,21 @@ cut the text: ids, logprobs and the usage count the same. The bytes are those of
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
-from tokservice.detokenizer.logprob_rows import LogprobRows
+from tokservice.detokenizer.logprob_rows import LogprobRows, Row
 from tokservice.detokenizer.token_names import TokenNames
-from tokservice.protocol.parts import TokenEntry
+from tokservice.protocol.token_entry import TokenEntry
+
+
+class _Told(NamedTuple):
+    """A token that has been consumed."""
+
+    token_id: int
+    data: bytes  # what it adds to the text
+    offset: int  # characters before it
+    end: int  # so many characters have to be shown for all of its text
+    row: Row | None  # its logprobs
 
 
 class TokenLog:
@@ -23,8 +34,8 @@ class TokenLog:
         self._names = names
         self._num_top = num_logprobs
         self._at_once = at_once
-        self._entries: deque[TokenEntry] = deque()
-        self._ends: deque[int] = deque()  # of each: so many characters have to be shown for all of its text
+        self._told: deque[_Told] = deque()
+        self._is_over = False  # no more come: all go out
         self._rows: LogprobRows | None = None
         self._next_row = 0
         self.num_decoded = 0  # characters of the text so far
@@ -42,31 +53,35 @@ class TokenLog:
         if self._num_top >= 0 and self._rows is not None:
             row = self._rows.row(self._next_row)
             self._next_row += 1
-        self._entries.append(self._names.entry(token_id, data, self.num_decoded, row, self._num_top))
-        self._ends.append(self.num_decoded + max(1, num_completed + is_unfinished))
+        end = self.num_decoded + max(1, num_completed + is_unfinished)
+        self._told.append(_Told(token_id, data, self.num_decoded, end, row))
 
     def hide_last(self) -> None:
         """The last token adds no text after all: it ended the choice."""
-        self._entries[-1] = self._entries[-1]._replace(data=b"")
+        self._told[-1] = self._told[-1]._replace(data=b"")
 
-    def take(self) -> list[TokenEntry]:
-        """The tokens that go out now."""
-        taken = []
-        while self._entries and (self._at_once or self._ends[0] <= self.num_shown):
-            taken.append(self._entries.popleft())
-            self._ends.popleft()
+    def end(self) -> None:
+        """No more tokens come: all that are left can go out, with the part of their text that is shown."""
+        self._is_over = True
+
+    def is_due(self, place: int) -> bool:
+        """Whether the token at this place, from 0, goes out now, and so all before it."""
+        told = self._told
+        return len(told) > place and (self._is_over or self._at_once or told[place].end <= self.num_shown)
+
+    def take(self, limit: int) -> list[TokenEntry]:
+        """The tokens that go out now, up to so many of them."""
+        taken: list[TokenEntry] = []
+        while len(taken) < limit and self.is_due(0):
+            taken.append(self._entry(self._told.popleft()))
         return taken
 
-    def rest(self) -> list[TokenEntry]:
-        """All that is left at the end, with the part of its text that is shown."""
-        rest = [self._shown(entry, end) for entry, end in zip(self._entries, self._ends, strict=True)]
-        self._entries.clear()
-        self._ends.clear()
-        return rest
-
-    def _shown(self, entry: TokenEntry, end: int) -> TokenEntry:
-        data = _without_end(entry.data, max(0, end - self.num_shown))
-        return entry._replace(data=data, offset=min(entry.offset, self.num_shown))
+    def _entry(self, token: _Told) -> TokenEntry:
+        data, offset = token.data, token.offset
+        if self._is_over:
+            data = _without_end(data, max(0, token.end - self.num_shown))
+            offset = min(offset, self.num_shown)
+        return self._names.entry(token.token_id, data, offset, token.row, self._num_top)
 
 
 def _without_end(data: bytes, num_chars: int) -> bytes:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tokservice.detokenizer.logprob_rows import Row
 from tokservice.detokenizer.vocabulary import Vocabulary
 from tokservice.protocol.logprobs import floored
-from tokservice.protocol.parts import Alternative, TokenEntry
-
-Row = tuple[Sequence[int], Sequence[float]]  # see LogprobRows.row
+from tokservice.protocol.token_entry import Alternative, TokenEntry
 
 
 class TokenNames:

@@ -7,7 +7,7 @@ which blocks there are depends on the parts of the answer alone, never on how th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import orjson
@@ -15,7 +15,7 @@ import orjson
 from tokservice.protocol.chat_message import call_id
 from tokservice.protocol.context import Context
 from tokservice.protocol.json_text import json_text, json_value
-from tokservice.protocol.parts import Kind, Part, Piece, Usage
+from tokservice.protocol.parts import Kind, Part, Piece, Usage, Whole
 from tokservice.wire.errors import RequestError, sse_error
 from tokservice.wire.messages import FinishReason, Route
 
@@ -34,46 +34,53 @@ class MessagesFormat:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.num_kept = 0  # see ResponseFormat
         self._num_blocks = 0  # opened so far
         self._open: Kind | None = None  # what the open block is: CONTENT, REASONING or CALL
         self._last = Piece()  # the one that ended the choice
+        self._whole = Whole()  # of a plain response
         self._more: dict[str, Any] = orjson.loads(context.more_fields)
 
     def delta(self, choice: int, text: str) -> bytes:
         """See ResponseFormat. The block is open: it began with the first event."""
         return self._delta(Kind.CONTENT, json_text(text))
 
-    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> bytes:
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> list[bytes]:
         """See ResponseFormat."""
         events = []
         if first:
-            message = self._message([], Piece(), usage._replace(num_output_tokens=0))
+            start = usage._replace(num_output_tokens=0)
+            message = {**self._opening(), "content": [], **_stop(Piece()), "usage": _whole_usage(start)}
             events += [_event("message_start", {"message": message}), _PING]
         events += map(self._part, piece.parts)
         if piece.finish:
             self._last = piece
             events.append(self._close())
-        return b"".join(events)
+        return events
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> list[bytes]:
         """See ResponseFormat."""
         ended = {"delta": _stop(self._last), "usage": _usage(usage), **self._more}
-        return _event("message_delta", ended) + _event("message_stop", {})
+        return [_event("message_delta", ended), _event("message_stop", {})]
 
-    def failure(self, error: RequestError) -> bytes:
+    def failure(self, error: RequestError) -> list[bytes]:
         """See ResponseFormat."""
-        return sse_error(error, Route.MESSAGES)
+        return [sse_error(error, Route.MESSAGES)]
 
-    def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+    def keep(self, choice: int, piece: Piece) -> None:
         """See ResponseFormat."""
-        (piece,) = pieces
-        message = self._message(_blocks(self._context, piece.parts), piece, usage)
-        return json_value({**message, **self._more})
+        self.num_kept += self._whole.add(piece)
 
-    def _message(self, blocks: list[dict[str, Any]], piece: Piece, usage: Usage) -> dict[str, Any]:
+    def body(self, usage: Usage) -> list[bytes]:
+        """See ResponseFormat."""
+        blocks = _blocks(self._context, [passage.part for passage in self._whole.passages])
+        ended = {**_stop(self._whole), "usage": _whole_usage(usage), **self._more}
+        return [json_value({**self._opening(), "content": blocks, **ended})]
+
+    def _opening(self) -> dict[str, Any]:
+        """The fields of a message before its content."""
         message = {"id": self._context.response_id, "type": "message", "role": "assistant"}
-        known = {**_usage(usage), "service_tier": "standard"}
-        return {**message, "model": self._context.model, "content": blocks, **_stop(piece), "usage": known}
+        return {**message, "model": self._context.model}
 
     def _part(self, part: Part) -> bytes:
         opening = b""
@@ -156,7 +163,7 @@ def _object(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _stop(piece: Piece) -> dict[str, Any]:
+def _stop(piece: Piece | Whole) -> dict[str, Any]:
     """Why the message ended: nulls where it has not."""
     reason = None
     match piece.finish:
@@ -178,6 +185,11 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "output_tokens": usage.num_output_tokens,
         "output_tokens_details": {"thinking_tokens": usage.num_reasoning_tokens},
     }
+
+
+def _whole_usage(usage: Usage) -> dict[str, Any]:
+    """The same in a message."""
+    return {**_usage(usage), "service_tier": "standard"}
 
 
 def _event(kind: str, fields: dict[str, Any]) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from tokservice.protocol.context import Context
+from tokservice.protocol.growing_json import one_string
 from tokservice.protocol.json_text import json_text, json_value
-from tokservice.protocol.parts import CALLS, Kind, Part, Piece
+from tokservice.protocol.parts import CALLS, Kind, Part, Passage, Piece
 
 SHORT_ID_FORMAT = "mistral"  # its templates take ids of nine letters and digits alone
 _CALL_FIELDS = {  # what a call is, and which field of it grows
@@ -38,18 +40,24 @@ def message_delta(context: Context, choice: int, piece: Piece, *, first: bool) -
     return json_value(delta)
 
 
-def whole_message(context: Context, choice: int, piece: Piece) -> bytes:
-    """The message of a choice. Its content is null where tool calls, or thoughts alone, take its place."""
-    message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None, "annotations": []}
-    reasoning = "".join(part.text for part in piece.parts if part.kind == Kind.REASONING)
-    calls = _call_deltas(context, choice, piece.parts)
-    if not piece.text and (reasoning or calls):
-        message["content"] = None
+def whole_message(context: Context, choice: int, passages: Sequence[Passage]) -> list[bytes]:
+    """The message of a choice, in pieces. Its content is null where tool calls, or thoughts alone, take its place."""
+    texts = {
+        kind: [passage.text for passage in passages if passage.kind == kind and len(passage.text)]
+        for kind in (Kind.CONTENT, Kind.REASONING)
+    }
+    calls = _call_deltas(context, choice, [passage.part for passage in passages if passage.kind not in texts])
+    has_content = texts[Kind.CONTENT] or not (texts[Kind.REASONING] or calls)
+    message = [b'{"role":"assistant","content":']
+    message += one_string(texts[Kind.CONTENT]) if has_content else [b"null"]
+    message.append(b',"refusal":null,"annotations":[]')
     if context.reasoning:
-        message["reasoning_content"] = reasoning or None
+        message.append(b',"reasoning_content":')
+        message += one_string(texts[Kind.REASONING]) if texts[Kind.REASONING] else [b"null"]
     if calls:
-        message["tool_calls"] = [{key: value for key, value in call.items() if key != "index"} for call in calls]
-    return json_value(message)
+        shown = [json_value({key: value for key, value in call.items() if key != "index"}) for call in calls]
+        message.append(b',"tool_calls":[' + b",".join(shown) + b"]")
+    return [*message, b"}"]
 
 
 def call_id(context: Context, choice: int, call: int) -> str:
@@ -58,7 +66,7 @@ def call_id(context: Context, choice: int, call: int) -> str:
     return digest[:9] if context.tool_format == SHORT_ID_FORMAT else f"call_{digest[:24]}"
 
 
-def _call_deltas(context: Context, choice: int, parts: list[Part]) -> list[dict[str, Any]]:
+def _call_deltas(context: Context, choice: int, parts: Sequence[Part]) -> list[dict[str, Any]]:
     """An entry for each tool call that the parts touch."""
     calls: dict[int, dict[str, Any]] = {}
     for part in parts:

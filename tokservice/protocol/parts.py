@@ -1,16 +1,20 @@
 """What a response says, before any route gives it a form. Used by the detokenizer workers.
 
-A ``Piece`` is what one event of a stream adds to a choice, or, merged, all that a plain response says about it.
+A ``Piece`` is what one event of a stream adds to a choice, a ``Whole`` what a plain response says about one.
 The formats (``responses.py`` and its neighbours) turn pieces into bytes; nothing else knows what clients read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
+import orjson
+
+from tokservice.protocol.growing_json import JsonList, JsonString
+from tokservice.protocol.logprobs import Logprobs
+from tokservice.protocol.token_entry import TokenEntry
 from tokservice.wire.messages import FinishReason
 
 
@@ -36,34 +40,15 @@ class Part(NamedTuple):
     call: int = 0  # of calls and what they hold: the number of the tool call, from 0
 
 
-class Alternative(NamedTuple):
-    """A token that might have come at some place."""
-
-    token_id: int
-    text: str
-    data: bytes  # what it would add to the text
-    logprob: float
-
-
-class TokenEntry(NamedTuple):
-    """What is said about one token."""
-
-    token_id: int
-    text: str = ""  # the token as clients read it
-    data: bytes = b""  # what it adds to the text: nothing where it is hidden
-    offset: int = 0  # characters before it, in the output
-    logprob: float | None = None  # of the first prompt token there is none
-    top: Sequence[Alternative] = ()  # the most likely tokens, best first
-
-
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """What the first piece of a choice says about its prompt."""
+    """What the first piece of a choice says about its prompt, written already."""
 
-    token_ids: Sequence[int] | None = None  # where asked for
-    text: str = ""  # to echo
-    entries: Sequence[TokenEntry] = ()  # to echo with logprobs
-    scores: Sequence[TokenEntry] | None = None  # prompt_logprobs, the first token included
+    text: JsonString | None = None  # to echo
+    num_chars: int = 0  # of it
+    logprobs: Logprobs | None = None  # to echo
+    token_ids: JsonList | None = None  # where asked for
+    scores: Logprobs | None = None  # prompt_logprobs, the first token included
 
 
 class Usage(NamedTuple):
@@ -77,7 +62,7 @@ class Usage(NamedTuple):
 
 @dataclass(slots=True)
 class Piece:
-    """What one event, or a whole plain response, says about a choice."""
+    """What one event says about a choice."""
 
     parts: list[Part] = field(default_factory=list)
     tokens: list[TokenEntry] = field(default_factory=list)  # of this piece, where ids or logprobs are asked for
@@ -92,14 +77,39 @@ class Piece:
         return "".join(part.text for part in self.parts if part.kind == Kind.CONTENT)
 
 
-def merged(pieces: Iterable[Piece]) -> Piece:
-    """All pieces of a choice as one."""
-    whole = Piece()
-    for piece in pieces:
-        whole.parts += piece.parts
-        whole.tokens += piece.tokens
-        whole.prompt = whole.prompt or piece.prompt
-        whole.finish = piece.finish or whole.finish
-        whole.calls_tools = piece.calls_tools
-        whole.stop_string = piece.stop_string
-    return whole
+class Passage(NamedTuple):
+    """Parts of a kind that follow each other, written as one JSON string."""
+
+    kind: Kind
+    call: int  # see Part
+    text: JsonString
+
+    @property
+    def part(self) -> Part:
+        """All of it as one part."""
+        return Part(self.kind, orjson.loads(b"".join(self.text)), self.call)
+
+
+class Whole:
+    """What the pieces of a choice add up to, apart from its tokens. The pieces are not kept: each token would cost
+    several objects, among which the process would have to look for garbage."""
+
+    def __init__(self) -> None:
+        self.passages: list[Passage] = []
+        self.prompt: PromptReport | None = None
+        self.finish = FinishReason.RUNNING
+        self.calls_tools = False
+        self.stop_string = ""
+
+    def add(self, piece: Piece) -> int:
+        """The next piece; returns the bytes that it takes."""
+        num_bytes = 0
+        for kind, text, call in piece.parts:
+            if kind in CALLS or not self.passages or self.passages[-1][:2] != (kind, call):
+                self.passages.append(Passage(kind, call, JsonString()))
+            num_bytes += len(self.passages[-1].text.add(text))
+        self.prompt = self.prompt or piece.prompt
+        self.finish = piece.finish or self.finish
+        self.calls_tools = piece.calls_tools
+        self.stop_string = piece.stop_string
+        return num_bytes

@@ -8,21 +8,21 @@ have to come one token at a time: then the numbers follow from the token ids too
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokservice.protocol.chat_message import call_id
 from tokservice.protocol.context import Context
-from tokservice.protocol.json_text import json_text, json_value
-from tokservice.protocol.logprobs import text_logprobs
+from tokservice.protocol.growing_json import JsonList, JsonString
+from tokservice.protocol.json_text import json_value
+from tokservice.protocol.logprobs import text_logprob
 from tokservice.protocol.parts import CALLS, Kind, Part, Piece, Usage
 from tokservice.protocol.tools import SEPARATOR
 from tokservice.wire.errors import RequestError
 from tokservice.wire.messages import FinishReason
 
 _PREFIXES = {Kind.CONTENT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc", Kind.CUSTOM_CALL: "ctc"}  # of an item's id
-_CALL_TYPES = {Kind.CALL: ("function_call", "arguments"), Kind.CUSTOM_CALL: ("custom_tool_call", "input")}
+_CALL_TYPES = {Kind.CALL: ("function_call", b"arguments"), Kind.CUSTOM_CALL: ("custom_tool_call", b"input")}
 _GROWING = {Kind.ARGUMENTS: Kind.CALL, Kind.INPUT: Kind.CUSTOM_CALL}
 _EVENTS = {  # an item's text grows by the one and is complete with the other; it is the field named here
     Kind.CONTENT: (b"response.output_text.delta", b"response.output_text.done", b"text"),
@@ -30,6 +30,7 @@ _EVENTS = {  # an item's text grows by the one and is complete with the other; i
     Kind.CALL: (b"response.function_call_arguments.delta", b"response.function_call_arguments.done", b"arguments"),
     Kind.CUSTOM_CALL: (b"response.custom_tool_call_input.delta", b"response.custom_tool_call_input.done", b"input"),
 }
+_END = b"}\n\n"  # of an event
 
 
 @dataclass(slots=True)
@@ -40,30 +41,27 @@ class _Item:
     id: str
     place: bytes  # the fields that name it in events
     call: dict[str, Any]  # call_id, name and namespace, of a call
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    text: JsonString = field(default_factory=JsonString)
+    logprobs: JsonList = field(default_factory=JsonList)
 
-    @property
-    def text(self) -> str:
-        """All of it so far."""
-        return "".join(self.texts)
-
-    @property
-    def part(self) -> dict[str, Any]:
-        """What its content holds; of a call there is none."""
+    def part(self) -> list[bytes]:
+        """What its content holds, in pieces; of a call there is none."""
         if self.kind == Kind.REASONING:
-            return {"type": "reasoning_text", "text": self.text}
-        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+            return [b'{"type":"reasoning_text","text":', *self.text, b"}"]
+        return [b'{"type":"output_text","text":', *self.text, b',"annotations":[],"logprobs":', *self.logprobs, b"}"]
 
-    def shown(self, status: str) -> dict[str, Any]:
-        """As clients read it; while it is in progress its content has not been told."""
-        content = [] if status == "in_progress" else [self.part]
-        if self.kind == Kind.REASONING:
-            return {"type": "reasoning", "id": self.id, "summary": [], "content": content, "status": status}
+    def shown(self, status: str) -> list[bytes]:
+        """As clients read it, in pieces; while it is in progress its content has not been told."""
+        ending = b',"status":"%b"}' % status.encode()
+        fields: dict[str, Any] = {"type": "message", "id": self.id, "role": "assistant"}
         if self.kind in CALLS:
             kind, grows = _CALL_TYPES[self.kind]
-            return {"type": kind, "id": self.id, **self.call, grows: self.text, "status": status}
-        return {"type": "message", "id": self.id, "role": "assistant", "content": content, "status": status}
+            fields = {"type": kind, "id": self.id, **self.call}
+            return [json_value(fields)[:-1], b',"%b":' % grows, *self.text, ending]
+        if self.kind == Kind.REASONING:
+            fields = {"type": "reasoning", "id": self.id, "summary": []}
+        content = [] if status == "in_progress" else self.part()
+        return [json_value(fields)[:-1], b',"content":[', *content, b"]", ending]
 
 
 class ResponsesApiFormat:
@@ -71,44 +69,47 @@ class ResponsesApiFormat:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self.num_kept = 0  # see ResponseFormat
         self._num_events = 0
-        self._output: list[dict[str, Any]] = []  # the items that are done
+        self._output: list[list[bytes]] = []  # the items that are done, each in pieces
         self._open: _Item | None = None
+        self._untold = JsonList()  # logprobs of tokens whose item is not there yet
         self._last = Piece()  # the latest of the choice
 
     def delta(self, choice: int, text: str) -> bytes:
         """See ResponseFormat. The message is open: it began with the first event."""
         assert self._open is not None
-        return self._delta(self._open, text, [])
+        return self._delta(self._open, text, b"[]")
 
-    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> bytes:
+    def event(self, choice: int, piece: Piece, *, first: bool, usage: Usage) -> list[bytes]:
         """See ResponseFormat."""
         self._last = piece
-        events = [self._opening()] if first else []
-        logprobs = text_logprobs(piece.tokens)
+        events = self._opening() if first else []
+        self._untold.extend(list(map(text_logprob, piece.tokens)))
         for part in piece.parts:
-            events.append(self._part(part, logprobs))
-            logprobs = []
+            events += self._part(part)
         if self._open is not None:
-            self._open.logprobs += logprobs  # of tokens without text
+            self._open.logprobs.join(self._take_untold())  # of tokens without text
         if piece.finish:
-            events.append(self._close("incomplete" if piece.finish == FinishReason.LENGTH else "completed"))
-        return b"".join(events)
+            events += self._close("incomplete" if piece.finish == FinishReason.LENGTH else "completed")
+        return events
 
-    def closing(self, usage: Usage) -> bytes:
+    def closing(self, usage: Usage) -> list[bytes]:
         """See ResponseFormat."""
         status = self._status()
-        return self._event(b"response.%b" % status.encode(), b'"response":' + self._response(status, usage))
+        return self._event(b"response.%b" % status.encode(), b'"response":', self._response(status, usage))
 
-    def failure(self, error: RequestError) -> bytes:
+    def failure(self, error: RequestError) -> list[bytes]:
         """See ResponseFormat."""
-        opening = b"" if self._num_events else self._opening()
-        return opening + self._event(b"response.failed", b'"response":' + self._response("failed", error=error))
+        opening = [] if self._num_events else self._opening()
+        return opening + self._event(b"response.failed", b'"response":', self._response("failed", error=error))
 
-    def body(self, pieces: Sequence[Piece], usage: Usage) -> bytes:
+    def keep(self, choice: int, piece: Piece) -> None:
         """See ResponseFormat. It is what the events of a stream add up to."""
-        (piece,) = pieces
-        self.event(0, piece, first=True, usage=usage)
+        self.event(choice, piece, first=not self._num_events, usage=Usage(0, 0, 0))
+
+    def body(self, usage: Usage) -> list[bytes]:
+        """See ResponseFormat."""
         return self._response(self._status(), usage)
 
     # --- the response
@@ -117,12 +118,13 @@ class ResponsesApiFormat:
         """How it ended."""
         return "incomplete" if self._last.finish == FinishReason.LENGTH else "completed"
 
-    def _opening(self) -> bytes:
-        response = b'"response":' + self._response("in_progress")
-        return self._event(b"response.created", response) + self._event(b"response.in_progress", response)
+    def _opening(self) -> list[bytes]:
+        response = self._response("in_progress")
+        created = self._event(b"response.created", b'"response":', response)
+        return created + self._event(b"response.in_progress", b'"response":', response)
 
-    def _response(self, status: str, usage: Usage | None = None, error: RequestError | None = None) -> bytes:
-        fields = {
+    def _response(self, status: str, usage: Usage | None = None, error: RequestError | None = None) -> list[bytes]:
+        before = {
             "id": self._context.response_id,
             "object": "response",
             "created_at": self._context.created,
@@ -130,10 +132,11 @@ class ResponsesApiFormat:
             "error": error and {"code": _failure_code(error), "message": error.message},
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "model": self._context.model,
-            "output": self._output,
-            "usage": usage and self._usage(usage),
         }
-        return b"%b,%b" % (json_value(fields)[:-1], self._context.more_fields[1:])
+        response = [json_value(before)[:-1], b',"output":[']
+        for place, item in enumerate(self._output):
+            response += [b",", *item] if place else item
+        return [*response, b'],"usage":%b,' % json_value(usage and self._usage(usage)), self._context.more_fields[1:]]
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
         return {
@@ -146,16 +149,14 @@ class ResponsesApiFormat:
 
     # --- items
 
-    def _part(self, part: Part, logprobs: list[dict[str, Any]]) -> bytes:
+    def _part(self, part: Part) -> list[bytes]:
         kind = _GROWING.get(part.kind, part.kind)
-        item, events = self._open, b""
+        item, events = self._open, []
         if item is None or kind != item.kind or part.kind in CALLS:
             events = self._close("completed")
             item = self._open = self._new_item(kind, part)
             events += self._added(item)
-        if part.kind in CALLS:
-            return events
-        return events + self._delta(item, part.text, logprobs)
+        return events if part.kind in CALLS else [*events, self._delta(item, part.text, self._take_untold())]
 
     def _new_item(self, kind: Kind, part: Part) -> _Item:
         """The same from any worker that writes this response."""
@@ -175,33 +176,37 @@ class ResponsesApiFormat:
             return {"name": whole}
         return {"name": whole.removeprefix(f"{namespace}{SEPARATOR}"), "namespace": namespace}
 
-    def _added(self, item: _Item) -> bytes:
+    def _added(self, item: _Item) -> list[bytes]:
         added = self._about_item(b"response.output_item.added", item.shown("in_progress"))
         if item.kind in CALLS:
             return added
-        part = item.place + b',"part":' + json_value(item.part)
-        return added + self._event(b"response.content_part.added", part)
+        return added + self._event(b"response.content_part.added", item.place + b',"part":', item.part())
 
-    def _delta(self, item: _Item, text: str, logprobs: list[dict[str, Any]]) -> bytes:
-        item.texts.append(text)
-        item.logprobs += logprobs
-        fields = item.place + b',"delta":' + json_text(text)
+    def _delta(self, item: _Item, text: str, logprobs: bytes) -> bytes:
+        told = item.text.add(text)
+        item.logprobs.join(logprobs)
+        self.num_kept += len(told) + len(logprobs)
+        fields = item.place + b',"delta":' + told
         if item.kind == Kind.CONTENT:
-            fields += b',"logprobs":' + json_value(logprobs) if logprobs else b',"logprobs":[]'
-        return self._event(_EVENTS[item.kind][0], fields)
+            fields += b',"logprobs":' + logprobs
+        return self._begin_event(_EVENTS[item.kind][0], fields) + _END
 
-    def _close(self, status: str) -> bytes:
+    def _take_untold(self) -> bytes:
+        if not len(self._untold):
+            return b"[]"
+        untold, self._untold = self._untold, JsonList()
+        return b"".join(untold)
+
+    def _close(self, status: str) -> list[bytes]:
         """The open item, if there is one, is done."""
         item, self._open = self._open, None
         if item is None:
-            return b""
+            return []
         _, done, name = _EVENTS[item.kind]
-        text = b'%b,"%b":%b' % (item.place, name, json_text(item.text))
-        if item.kind == Kind.CONTENT:
-            text += b',"logprobs":' + json_value(item.logprobs)
-        events = self._event(done, text)
+        logprobs = [b',"logprobs":', *item.logprobs] if item.kind == Kind.CONTENT else []
+        events = self._event(done, b'%b,"%b":' % (item.place, name), [*item.text, *logprobs])
         if item.kind not in CALLS:
-            events += self._event(b"response.content_part.done", item.place + b',"part":' + json_value(item.part))
+            events += self._event(b"response.content_part.done", item.place + b',"part":', item.part())
         shown = item.shown(status)
         events += self._about_item(b"response.output_item.done", shown)
         self._output.append(shown)
@@ -209,13 +214,16 @@ class ResponsesApiFormat:
 
     # --- events
 
-    def _about_item(self, kind: bytes, item: dict[str, Any]) -> bytes:
+    def _about_item(self, kind: bytes, item: list[bytes]) -> list[bytes]:
         index = len(self._output)  # an item that is not done is the next
-        return self._event(kind, b'"output_index":%d,"item":%b' % (index, json_value(item)))
+        return self._event(kind, b'"output_index":%d,"item":' % index, item)
 
-    def _event(self, kind: bytes, fields: bytes) -> bytes:
+    def _event(self, kind: bytes, fields: bytes, more: list[bytes]) -> list[bytes]:
+        return [self._begin_event(kind, fields), *more, _END]
+
+    def _begin_event(self, kind: bytes, fields: bytes) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
-        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (kind, kind, number, fields)
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b' % (kind, kind, number, fields)
 
 
 def _failure_code(error: RequestError) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tokservice.protocol.requests import ChatBody, CompletionBody, GenerateSampling, Sampling
 from tokservice.wire.errors import RequestError
 
-MAX_TOLD = 1 << 19  # entries about tokens of prompts: writing them takes a detokenizer up to a second, and 200 MB
+MAX_TOLD = 1 << 19  # entries about tokens of prompts: writing them takes a detokenizer a second, and 100 MB
 
 
 class LogprobFields(NamedTuple):

@@ -28,6 +28,7 @@ from tests.unit.detokenizer.test_respond import (
 from tokservice.detokenizer import prompt_report
 from tokservice.detokenizer.logprob_rows import About, LogprobRows, read_note, write_note
 from tokservice.detokenizer.respond import Fed, Responder
+from tokservice.detokenizer.slices import Pace, at_once
 from tokservice.protocol.parts import PromptReport
 from tokservice.wire.errors import WireError
 from tokservice.wire.messages import FinishReason, Route
@@ -340,7 +341,7 @@ def test_the_note_is_about_what_was_consumed() -> None:
     made = Responder(VOCABULARY, context(num_logprobs=0, stop=("b",)))
     fed = made.feed(0, [A, B, C], RUNNING, rows=rows(A, B, C))
     assert (fed.num_consumed, fed.finish_reason) == (2, STOP)
-    assert len(read_note(fed.note)[About.OUTPUT]) == 2
+    assert len(at_once(read_note(fed.note, Pace()))[About.OUTPUT]) == 2
     assert made.feed(0, [C], RUNNING, rows=rows(C)) == Fed(0)
 
 
@@ -353,21 +354,21 @@ def test_bare_responses_leave_no_notes() -> None:
     "note", [b"x", bytes(12), write_note(About.OUTPUT, rows(A))[:-1], write_note(About.OUTPUT, rows(A, B))]
 )
 def test_a_note_that_does_not_fit_is_a_wire_error(note: bytes) -> None:
+    taken_over = Responder(VOCABULARY, context(num_logprobs=1), [1], [RUNNING], [[A]], [note])
     with pytest.raises(WireError):
-        Responder(VOCABULARY, context(num_logprobs=1), [1], [RUNNING], [[A]], [note])
+        taken_over.begin()
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_what_choices_say_of_their_prompt_is_made_once(monkeypatch: pytest.MonkeyPatch, same: bool) -> None:
-    """Each choice made it anew, and streams beside it stood still meanwhile."""
+    """Each choice made it anew."""
     reports = []
-    original = prompt_report.report_prompt
 
-    def report_prompt(*arguments: Any) -> PromptReport | None:
+    def report(*arguments: Any) -> PromptReport:
         reports.append(arguments)
-        return original(*arguments)
+        return PromptReport(*arguments)
 
-    monkeypatch.setattr(prompt_report, "report_prompt", report_prompt)
+    monkeypatch.setattr(prompt_report, "PromptReport", report)
     fields: dict[str, Any] = {"prompt_ids": (struct.pack("<2I", A, B),), "num_prompt_tokens": (2,), "n": 2}
     made = Responder(VOCABULARY, context(**COMPLETION, **fields, stream=False, num_prompt_logprobs=2))
     for choice, values in ((0, (-0.5, -0.25, -1.5)), (1, (-0.5, -0.25, -1.5 if same else -2.5))):

@@ -234,8 +234,10 @@ def test_a_body_that_no_message_can_carry_is_an_error(monkeypatch: pytest.Monkey
 
 
 def test_a_plain_response_gathers_no_more_than_it_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokservice.detokenizer.respond.MAX_KEPT", 3 * (1 + 4))
     rows = view(3, array("I", [A, B, C]), array("f", [-1, -2, -3]))
+    entry = json.loads(responder(stream=False, num_logprobs=2).feed(0, [A], LENGTH, 0, rows).data)["choices"][0]
+    size = len(json.dumps(entry["logprobs"]["content"], separators=(",", ":")))
+    monkeypatch.setattr("tokservice.detokenizer.respond.MAX_ANSWER_BYTES", 4 * size)
     made = responder(stream=False, num_logprobs=2, n=2)
     assert [made.feed(choice, [A], RUNNING, 0, rows).last for choice in (0, 1, 0)] == [False] * 3
     fed = made.feed(1, [A], RUNNING, 0, rows)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from tokservice.detokenizer.respond import Fed, Work
 from tokservice.wire.messages import FinishReason
 
 STEPS_AT_ONCE = 16  # short ones that waited behind a long one
+EARLY_TURNS = 16  # of a request, after which it has written some 0.5 MB
 
 
 class Step(NamedTuple):
@@ -25,47 +27,64 @@ class Step(NamedTuple):
     finish_reason: FinishReason = FinishReason.RUNNING
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """A request whose steps wait."""
+
+    steps: deque[Step]
+    num_turns: int = 0  # that it had
+
+
 class Turns:
-    """The requests whose steps wait."""
+    """The requests whose steps wait.
+
+    Early turns go round: what takes a few does not wait for what takes a thousand. Requests that need more are done
+    one after the other, since each holds what it has written so far. Where there are both, they alternate.
+    """
 
     def __init__(self) -> None:
-        self._steps: OrderedDict[str, deque[Step]] = OrderedDict()  # the next turn is the first one's
+        self._early: OrderedDict[str, _Waiting] = OrderedDict()
+        self._late: OrderedDict[str, _Waiting] = OrderedDict()
+        self._num_turns = 0
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self._early) + len(self._late)
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._steps
+        return request_id in self._early or request_id in self._late
 
     @property
     def num_steps(self) -> int:
         """That wait."""
-        return sum(map(len, self._steps.values()))
+        return sum(len(waiting.steps) for queue in (self._early, self._late) for waiting in queue.values())
 
     @property
     def next_request(self) -> str:
         """Whose turn it is."""
-        return next(iter(self._steps))
+        queues = [queue for queue in (self._early, self._late) if queue]
+        return next(iter(queues[self._num_turns % len(queues)]))
 
     def begin(self, request_id: str, step: Step) -> list[Fed]:
         """Do a step, or its first slice; behind others of its request it waits. Returns what came of it.
 
         Raises what the work raises.
         """
-        if request_id in self._steps:
-            self._steps[request_id].append(step)
+        if request_id in self:
+            self._queue_of(request_id)[request_id].steps.append(step)
             return []
         feds, is_done = _slice(step.work)
         if not is_done:
-            self._steps[request_id] = deque([step])
+            self._early[request_id] = _Waiting(deque([step]))
         return feds
 
     def go_on(self, request_id: str) -> list[tuple[Step, Fed]]:
-        """A request's turn, after which it is everyone else's. Returns what came of which step.
+        """A request's turn. Returns what came of which step.
 
         Raises what the work raises; then the request waits no more.
         """
-        steps = self._steps.pop(request_id)
+        self._num_turns += 1
+        waiting = self._queue_of(request_id).pop(request_id)
+        steps = waiting.steps
         results: list[tuple[Step, Fed]] = []
         for _ in range(STEPS_AT_ONCE):
             feds, is_done = _slice(steps[0].work)
@@ -75,16 +94,28 @@ class Turns:
             if not (is_done and steps):
                 break
         if steps:
-            self._steps[request_id] = steps
+            self._put_back(request_id, waiting)
         return results
 
     def drop(self, request_id: str) -> None:
         """Nobody wants to know any more."""
-        self._steps.pop(request_id, None)
+        self._queue_of(request_id).pop(request_id, None)
 
     def clear(self) -> None:
         """Drop all."""
-        self._steps.clear()
+        self._early.clear()
+        self._late.clear()
+
+    def _queue_of(self, request_id: str) -> OrderedDict[str, _Waiting]:
+        return self._late if request_id in self._late else self._early
+
+    def _put_back(self, request_id: str, waiting: _Waiting) -> None:
+        waiting.num_turns += 1
+        if waiting.num_turns < EARLY_TURNS:
+            self._early[request_id] = waiting
+        else:
+            self._late[request_id] = waiting
+            self._late.move_to_end(request_id, last=waiting.num_turns == EARLY_TURNS)
 
 
 def _slice(work: Work) -> tuple[list[Fed], bool]:

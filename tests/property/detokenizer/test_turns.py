@@ -49,7 +49,10 @@ def test_turns_change_nothing_in_what_is_said(requests: list[tuple[bytes, Steps]
     cuts = [data.draw(st.integers(0, len(steps))) for _, steps in requests]
     expected = [at_once(context, steps, cut) for (context, steps), cut in zip(requests, cuts, strict=True)]
     slice_units, joined_at_once = data.draw(st.integers(1, 20)), data.draw(st.integers(0, 100))
-    with patch.multiple("tokservice.detokenizer.slices", SLICE=slice_units, JOINED_AT_ONCE=joined_at_once):
+    with (
+        patch.multiple("tokservice.detokenizer.slices", SLICE=slice_units, JOINED_AT_ONCE=joined_at_once),
+        patch("tokservice.detokenizer.turns.EARLY_TURNS", data.draw(st.integers(1, 4))),
+    ):
         turns = Turns()
         feds: list[list[Fed]] = [[] for _ in requests]
         waiting = []

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tokservice.detokenizer.respond import Fed
-from tokservice.detokenizer.turns import STEPS_AT_ONCE, Step, Turns
+from tokservice.detokenizer.turns import EARLY_TURNS, STEPS_AT_ONCE, Step, Turns
 from tokservice.wire.errors import WireError
 
 
@@ -63,6 +63,32 @@ def test_what_waited_behind_a_long_step_is_no_long_turn() -> None:
     results = told(turns)
     assert [request_id for request_id, _ in results] == ["a", "b", "a", "b", "a"]
     assert [choice for _, choices in results for choice in choices if choice != 99] == list(range(3 * STEPS_AT_ONCE))
+
+
+def test_what_takes_many_turns_is_done_one_after_the_other() -> None:
+    """All answers were written at once: they filled the memory, and the first was done no sooner than the last."""
+    turns = Turns()
+    num_slices = 3 * EARLY_TURNS
+    for place, request_id in enumerate("abc"):
+        turns.begin(request_id, step(place, num_slices))
+    order = "".join(request_id for request_id, _ in told(turns))
+    num_late = num_slices - 1 - EARLY_TURNS
+    assert order.startswith("abc" * (EARLY_TURNS - 1))
+    assert order.endswith("b" * num_late + "c" * num_late)
+
+
+def test_what_takes_a_few_turns_does_not_wait_for_what_takes_many() -> None:
+    turns = Turns()
+    for place, request_id in enumerate("ab"):
+        turns.begin(request_id, step(place, 10 * EARLY_TURNS))
+    for _ in range(4 * EARLY_TURNS):
+        turns.go_on(turns.next_request)
+    turns.begin("c", step(2, 4))
+    turns.begin("d", step(3, 3))
+    order = "".join(request_id for request_id, _ in told(turns))
+    assert order.replace("a", "").startswith("cdcdc")
+    assert order.startswith(("acadacadac", "cadacadaca"))
+    assert turns.begin("c", step(4, 1)) == [Fed(4)]
 
 
 def test_a_request_that_is_dropped_is_never_heard_of_again() -> None:

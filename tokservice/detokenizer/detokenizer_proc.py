@@ -38,7 +38,7 @@ from tokservice.wire.messages import (
 
 IDLE_S = 1.0
 MAX_ENDED = 10_000  # ids of ended requests whose last engine outputs may still arrive
-MAX_WAITING = 1 << 16  # steps of requests; while there are more, nothing is read
+MAX_WAITING = 1 << 16  # steps of requests; while there are more, those to come wait in the inbox
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +62,10 @@ class Detokenizer:
         self._ended: OrderedDict[str, int] = OrderedDict()  # the attempt that ended
         self._num_messages = 0
         self._mark = WorkMark(process.run_dir, process.identity)
-        inbox = listen_pull(process.context, process.endpoint("out"))
-        self.hello = process.hello(endpoints=(inbox.endpoint,))
-        process.add(inbox, lambda _, message: self._on_message(message))
+        self._process = process
+        self._inbox = listen_pull(process.context, process.endpoint("out"))
+        self.hello = process.hello(endpoints=(self._inbox.endpoint,))
+        process.add(self._inbox, lambda _, message: self._on_message(message))
         self._router = RouterLink(process, lambda: self.hello, self._from_router, self._forget_all)
         self._outgoing = Outgoing(self._router.send)
 
@@ -77,10 +78,9 @@ class Detokenizer:
 
     def turn(self, now: float) -> float:
         """See ``Service``: most work is done as messages arrive; what takes long, slice by slice."""
-        while self._turns:
+        if self._turns:
             self._go_on(self._turns.next_request)
-            if self._turns.num_steps <= MAX_WAITING:
-                break
+        self._process.listen(self._inbox, self._turns.num_steps <= MAX_WAITING)
         return 0.0 if self._turns else IDLE_S
 
     def drain(self) -> None:

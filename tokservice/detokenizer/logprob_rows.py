@@ -26,7 +26,7 @@ class About(IntEnum):
 
 
 _ABOUTS = frozenset(About)
-Row = tuple[Sequence[int], Sequence[float]]  # entries of one token: ids and values, its own first
+Row = tuple[list[int], list[float]]  # entries of one token: ids and values, its own first
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class LogprobRows:
         return len(self.ids) // self.width
 
     def row(self, place: int) -> Row:
-        """The row of one token."""
+        """The row of one token: a copy, or whoever keeps it would keep the message that it came with."""
         cut = slice(place * self.width, (place + 1) * self.width)
-        return self.ids[cut], self.values[cut]
+        return list(self.ids[cut]), list(self.values[cut])
 
     def part(self, start: int, end: int) -> LogprobRows:
         """The rows of some of the tokens."""

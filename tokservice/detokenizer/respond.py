@@ -253,11 +253,10 @@ class Responder:
         """
         text = self._choices[choice]
         detail = self._details[choice] if self._details else None
-        says_something = finish_reason not in WORDLESS or len(token_ids) > 1
-        if detail is not None and not detail.has_begun and says_something:
-            yield from detail.begin(self._pace)
         events: list[bytes] = []
         for some, finish, some_rows in self._portions(token_ids, finish_reason, rows):
+            if detail is not None and not detail.has_begun and finish not in WORDLESS:
+                yield from detail.begin(self._pace)
             shown = text.push(some, finish, some_rows)
             while detail is not None and detail.has_many_tokens:
                 events += self._say(choice, detail.piece_of_tokens())

@@ -110,6 +110,13 @@ class Process:
         if on_message is not None:
             self._poller.register(channel.socket, zmq.POLLIN)
 
+    def listen(self, channel: Channel, wanted: bool) -> None:
+        """Whether the loop reads a channel; what it does not read waits there, and then at the peers."""
+        if wanted and channel.socket not in self._poller:
+            self._poller.register(channel.socket, zmq.POLLIN)
+        elif not wanted and channel.socket in self._poller:
+            self._poller.unregister(channel.socket)
+
     def remove(self, channel: Channel) -> None:
         """Close a channel and forget it."""
         if channel.socket in self._poller:

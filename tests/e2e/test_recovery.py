@@ -96,6 +96,25 @@ def test_the_death_of_workers_is_invisible(server: Server, right: list[list[str]
     assert len(slots) == len(set(slots)), f"sockets of dead processes are left: {incarnations}"
 
 
+def test_the_death_of_detokenizers_in_the_middle_of_a_report_is_invisible(server: Server) -> None:
+    """It is written in slices, between which nothing of it is told."""
+    asked = {"prompt": list(range(1000, 9000)), "max_tokens": 3, "seed": 1, "prompt_logprobs": 20}
+    right = server.http.post("/v1/completions", json=asked).json()["choices"]
+    with ThreadPoolExecutor() as clients:
+        answer = clients.submit(server.http.post, "/v1/completions", json=asked)
+        wait_for(lambda: is_at_work(server, "detokenizer"), what="the report is being written")
+        for slot in (0, 1):
+            os.kill(server.pid("detokenizer", slot), signal.SIGKILL)
+        assert answer.result(timeout=90).json()["choices"] == right
+    assert len(right[0]["prompt_logprobs"]) == 8000
+    server.wait_until_status("/ready", 200)
+
+
+def is_at_work(server: Server, role: str) -> bool:
+    """Whether one of them has marked what it works on."""
+    return any(path.read_bytes()[:1].strip(b"\0") for path in server.run_dir.glob(f"{role}.*.working"))
+
+
 def num_restarts(server: Server) -> float:
     return sum(float(number) for number in re.findall(RESTARTS, server.metrics()))
 

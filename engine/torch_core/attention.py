@@ -1,21 +1,12 @@
 """Attention over the paged KV cache on a CPU.
 
-Engine process. One query over a paged cache is two weighted sums of table rows, which is what
-``torch.embedding_bag`` computes, over any list of rows, without copying or padding:
+Engine process. A row of a decode, or of a short chunk, attends by a compiled kernel that reads the blocks of its
+context where they are, see ``kernels/paged_attention.py``. Long prefill chunks have enough queries for each key to be
+worth a copy: but for the deterministic mode their context is gathered, see ``prefill_attention.py``.
 
-* scores: keys are stored transposed, a row for each (block, head, dimension) with the block's tokens as columns; the
-  scores of a block are the sum of its head_dim rows, weighted by the query.
-* output: values are stored as a row for each (block, head, token); the output is their sum, weighted by the softmax.
-
-Measured against gathering the blocks and scaled_dot_product_attention (32 sequences of 384 tokens, 9 heads of 64,
-2 threads): 0.6 ms against 3.5 ms for a layer. Each sum runs in the order of its rows, whatever else is in the batch, so
-lookups are batch-invariant where no group is padded: the softmax then has a width that depends on the row's own context
-alone. Long prefill chunks have enough queries for each key to be worth a copy: but for the deterministic mode their
-context is gathered, see ``prefill_attention.py``.
-
-Number formats follow that of the weights. With float32 weights everything is float32. Else the cache holds float16,
-which a lookup reads a third faster; sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes,
-1.6e-4). A model whose scaled scores exceed 65504 needs float32 weights.
+Number formats follow that of the weights. With float32 weights everything is float32. Else the cache holds float16;
+sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes, 1.6e-4). A model whose keys or values
+exceed 65504 needs float32 weights.
 """
 
 from __future__ import annotations
@@ -28,28 +19,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.torch_core.batch import LookupGroup, PrefillRun, StepBatch, merge_groups
+from engine.torch_core.batch import PrefillRun, StepBatch
+from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.model_spec import ModelSpec
 from engine.torch_core.prefill_attention import ATTEND, causal_mask
+from engine.torch_core.row_ops import SHARE_ROWS_FROM
 
 MAX_LOOKUP_TOKENS = 4  # longer chunks are prefilled
-DETERMINISTIC_MAX_TOKENS = 128  # of one step, since lookups list every (row, head, token)
-MAX_PADDING = 256  # blocks; to pad a row by one costs 0.1 us of a layer, a second group of rows 30
+DETERMINISTIC_MAX_TOKENS = 128  # of one step, since each row attends by itself: twice the time of gathered ones
+SEGMENT_TOKENS = 512  # of a context that one thread attends to
 
 
 @dataclass(frozen=True, slots=True)
 class _Lookup:
-    """The index tensors of a group; a *bag* is one (row, head, block)."""
+    """Addresses of a step's index arrays for the kernels, and what keeps the arrays alive."""
 
-    lo: int
-    hi: int
-    query_of_bag: Tensor  # (num_bags,) row * num_heads + head
-    key_ids: Tensor  # (num_bags * head_dim,) int32
-    key_offsets: Tensor  # (rows * num_heads * width,) int32; bags beyond a row's context are empty
-    value_ids: Tensor  # (num_bags * block_size,) int32
-    value_offsets: Tensor  # (rows * num_heads,) int32
-    padded_place: Tensor | None  # (num_bags,) where each bag is among the padded ones; None if none are empty
-    mask: Tensor  # (rows, 1, width * block_size), as the cache: 0 where a row attends, else -inf
+    num_rows: int
+    num_segments: int
+    is_split: bool  # whether a row has more than one segment
+    partials: Tensor  # (num_segments, num_heads, head_dim + 2)
+    output: Tensor  # (num_rows, num_heads * head_dim) float32
+    addresses: tuple[int, ...]  # of segment_rows, first_segments, context_lens, block_starts, blocks
+    arrays: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +53,29 @@ class _Prefill:
 class CpuAttention:
     """The KV cache of all layers and attention over it."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        num_blocks: int,
-        block_size: int,
-        weight_format: str = "float32",
-        max_padding: int = MAX_PADDING,
-    ) -> None:
-        """``max_padding``: by how many blocks the rows of a group may be padded in all; 0 for batch invariance."""
+    def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, weight_format: str, kernels: Kernels) -> None:
         self.spec = spec
         self.block_size = block_size
-        self._dtype = _cache_dtype(weight_format)
+        dtype = _cache_dtype(weight_format)
         self._prefill_dtype = torch.bfloat16 if weight_format == "bfloat16" else torch.float32
-        self._max_padding = max_padding
-        self.scale = spec.head_dim**-0.5
         heads, dim = spec.num_kv_heads, spec.head_dim
-        if num_blocks * heads * max(dim, block_size) >= 2**31:
-            raise ValueError("the KV cache has more rows than an int32 can number: lower engine.kv_cache_bytes")
-        # Zeros, since a masked token's weight of 0 must meet a finite value; mapped, so that unused ones cost nothing.
+        # Zeros, since pages that nobody has written must be numbers; mapped, so that unused ones cost nothing.
         numel = num_blocks * heads * dim * block_size
-        tables = [_mapped_zeros(numel, self._dtype) for _ in range(2 * spec.num_layers)]
+        tables = [_mapped_zeros(numel, dtype) for _ in range(2 * spec.num_layers)]
         self._keys = [table.view(num_blocks, heads, dim, block_size) for table in tables[::2]]
         self._values = [table.view(num_blocks, heads, block_size, dim) for table in tables[1::2]]
+        self._addresses = [
+            (keys.data_ptr(), values.data_ptr()) for keys, values in zip(self._keys, self._values, strict=True)
+        ]
+        cache = str(dtype).removeprefix("torch.")
+        self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, in_runs=True)
+        self._attend = kernels.kernel(f"attend_{cache}", 2)
+        self._merge = kernels.kernel("merge", SHARE_ROWS_FROM, in_runs=True)
+        self._segment = max(1, SEGMENT_TOKENS // block_size) * block_size
+        group = spec.num_heads // heads
+        self._workspaces = torch.empty(kernels.num_threads, group, 2 * dim + block_size + 2)
         self._write_to: tuple[Tensor, Tensor]
-        self._lookups: list[_Lookup] = []
+        self._lookup: _Lookup
         self._prefills: list[_Prefill] = []
 
     @staticmethod
@@ -95,38 +84,62 @@ class CpuAttention:
         return 2 * _cache_dtype(weight_format).itemsize * spec.num_layers * spec.num_kv_heads * spec.head_dim
 
     def begin(self, batch: StepBatch) -> None:
-        """Build a step's index tensors, which all layers share."""
+        """Build a step's index arrays, which all layers share."""
         self._write_to = (torch.from_numpy(batch.write_blocks), torch.from_numpy(batch.write_offsets))
-        groups = merge_groups(batch.groups, self._max_padding)
-        self._lookups = [self._plan_lookup(batch, group) for group in groups]
+        self._lookup = self._plan_lookup(batch)
         self._prefills = [self._plan_prefill(run) for run in batch.prefills]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store the rows' keys and values, then attend.
 
-        query (num_rows, num_heads, head_dim), key and value (num_rows, num_kv_heads, head_dim), float32, rotated;
-        returns (num_rows, num_heads * head_dim) float32.
+        query (num_rows, num_heads, head_dim), key and value (num_rows, num_kv_heads, head_dim), float32, rotated, their
+        rows contiguous; returns (num_rows, num_heads * head_dim) float32.
         """
-        self._keys[layer].permute(0, 3, 1, 2).index_put_(self._write_to, key.to(self._dtype))
-        self._values[layer].permute(0, 2, 1, 3).index_put_(self._write_to, value.to(self._dtype))
-        outputs = [self._look_up(layer, query[lookup.lo : lookup.hi], lookup) for lookup in self._lookups]
+        spec, lookup = self.spec, self._lookup
+        blocks, offsets = self._write_to
+        num_rows, keys_and_values = query.size(0), self._addresses[layer]
+        self._store(
+            num_rows,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self.block_size,
+            key.stride(0),
+            blocks.data_ptr(),
+            offsets.data_ptr(),
+            key.data_ptr(),
+            value.data_ptr(),
+            *keys_and_values,
+        )
+        outputs = []
+        if lookup.num_rows:
+            self._look_up(lookup, query, keys_and_values)
+            outputs = [lookup.output]
         outputs += [self._prefill(layer, query, key, value, prefill) for prefill in self._prefills]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def _look_up(self, layer: int, query: Tensor, lookup: _Lookup) -> Tensor:
-        spec, size = self.spec, self.block_size
-        num_rows = len(query)
-        queries = (query * self.scale).to(self._dtype).view(-1, spec.head_dim)
-        weights = queries.index_select(0, lookup.query_of_bag).view(-1)
-        keys = self._keys[layer].view(-1, size)
-        scores = torch.embedding_bag(keys, lookup.key_ids, lookup.key_offsets, False, 0, False, weights)[0]
-        scores = scores.view(num_rows, spec.num_heads, -1).add_(lookup.mask)
-        probs = scores.softmax(dim=-1).view(-1, size)
-        if lookup.padded_place is not None:
-            probs = probs.index_select(0, lookup.padded_place)
-        values = self._values[layer].view(-1, spec.head_dim)
-        output = torch.embedding_bag(values, lookup.value_ids, lookup.value_offsets, False, 0, False, probs.view(-1))[0]
-        return output.view(num_rows, -1).float()
+    def _look_up(self, lookup: _Lookup, query: Tensor, keys_and_values: tuple[int, int]) -> None:
+        spec = self.spec
+        partials, output = lookup.partials.data_ptr(), lookup.output.data_ptr()
+        self._attend(
+            lookup.num_segments * spec.num_kv_heads,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self.block_size,
+            self._segment,
+            query.stride(0),
+            *lookup.addresses,
+            query.data_ptr(),
+            *keys_and_values,
+            self._workspaces.data_ptr(),
+            partials,
+            output,
+        )
+        if lookup.is_split:
+            _, first_segments, context_lens, *_ = lookup.addresses
+            num_tasks = lookup.num_rows * spec.num_heads
+            lens = (spec.num_heads, spec.head_dim, self._segment)
+            self._merge(num_tasks, *lens, first_segments, context_lens, partials, output)
 
     def _prefill(self, layer: int, query: Tensor, key: Tensor, value: Tensor, prefill: _Prefill) -> Tensor:
         run = prefill.run
@@ -138,39 +151,28 @@ class CpuAttention:
             keys = self._keys[layer][prefill.blocks].permute(1, 2, 0, 3).flatten(2)[..., :context]
             values = self._values[layer][prefill.blocks].transpose(0, 1).flatten(1, 2)[:, :context]
         dtype = self._prefill_dtype
-        return ATTEND[dtype](query[rows] * self.scale, keys.to(dtype), values.to(dtype), prefill.mask)
+        return ATTEND[dtype](query[rows] * self.spec.head_dim**-0.5, keys.to(dtype), values.to(dtype), prefill.mask)
 
     def _plan_prefill(self, run: PrefillRun) -> _Prefill:
         return _Prefill(run, torch.from_numpy(run.blocks), causal_mask(run.hi - run.lo, run.start, self._prefill_dtype))
 
-    def _plan_lookup(self, batch: StepBatch, group: LookupGroup) -> _Lookup:
-        spec, size = self.spec, self.block_size
-        num_rows = group.hi - group.lo
-        num_blocks = (group.context_lens - 1) // size + 1
-        # Queries (row, head) have num_blocks[row] bags each; bags are in the order of queries.
-        bags_of_query = np.repeat(num_blocks, spec.num_heads)
-        query_of_bag = np.repeat(np.arange(num_rows * spec.num_heads), bags_of_query)
-        first_bags = np.cumsum(bags_of_query) - bags_of_query
-        rank = np.arange(len(query_of_bag)) - first_bags[query_of_bag]  # of the block within the row's context
-        row_of_bag, head_of_bag = np.divmod(query_of_bag, spec.num_heads)
-        kv_head_of_bag = head_of_bag // (spec.num_heads // spec.num_kv_heads)
-        block_of_bag = batch.blocks[group.block_starts[row_of_bag] + rank]
-        table_row = torch.from_numpy((block_of_bag * spec.num_kv_heads + kv_head_of_bag).astype(np.int32))[:, None]
-        sizes = np.zeros((num_rows * spec.num_heads, group.width), np.int64)
-        sizes[np.arange(group.width) < bags_of_query[:, None]] = spec.head_dim
-        key_offsets = np.cumsum(sizes.ravel()) - sizes.ravel()
-        attends = np.arange(group.width * size) < group.context_lens[:, None]
-        is_ragged = len(query_of_bag) < num_rows * spec.num_heads * group.width
+    def _plan_lookup(self, batch: StepBatch) -> _Lookup:
+        spec = self.spec
+        num_segments = (batch.context_lens - 1) // self._segment + 1
+        segment_rows = np.repeat(np.arange(len(num_segments)), num_segments)
+        first_segments = np.cumsum(num_segments) - num_segments
+        arrays = tuple(
+            torch.from_numpy(array)
+            for array in (segment_rows, first_segments, batch.context_lens, batch.block_starts, batch.blocks)
+        )
         return _Lookup(
-            lo=group.lo,
-            hi=group.hi,
-            query_of_bag=torch.from_numpy(query_of_bag),
-            key_ids=(table_row * spec.head_dim + torch.arange(spec.head_dim, dtype=torch.int32)).view(-1),
-            key_offsets=torch.from_numpy(key_offsets.astype(np.int32)),
-            value_ids=(table_row * size + torch.arange(size, dtype=torch.int32)).view(-1),
-            value_offsets=torch.from_numpy((first_bags * size).astype(np.int32)),
-            padded_place=torch.from_numpy(query_of_bag * group.width + rank) if is_ragged else None,
-            mask=torch.from_numpy(np.where(attends, np.float32(0), np.float32(-np.inf))[:, None]).to(self._dtype),
+            num_rows=len(num_segments),
+            num_segments=len(segment_rows),
+            is_split=len(segment_rows) > len(num_segments),
+            partials=torch.empty(len(segment_rows), spec.num_heads, spec.head_dim + 2),
+            output=torch.empty(len(num_segments), spec.num_heads * spec.head_dim),
+            addresses=tuple(array.data_ptr() for array in arrays),
+            arrays=arrays,
         )
 
 

@@ -253,8 +253,7 @@ def padded_tables(
     batch: StepBatch, lo: int, hi: int, width: int, spare_block: int, block_size: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Block tables (hi - lo, width) of decode rows, and the context length of each."""
-    lens = np.concatenate([group.context_lens for group in batch.groups])[lo:hi]
-    starts = np.concatenate([group.block_starts for group in batch.groups])[lo:hi]
+    lens, starts = batch.context_lens[lo:hi], batch.block_starts[lo:hi]
     ranks = np.arange(width)
     used = ranks < -(-lens // block_size)[:, None]
     places = np.where(used, starts[:, None] + ranks, 0)

@@ -24,8 +24,6 @@ class LookupGroup:
     lo: int
     hi: int
     width: int
-    context_lens: Ints  # (hi - lo,) tokens that each row attends to, itself included
-    block_starts: Ints  # (hi - lo,) where each row's blocks begin in ``StepBatch.blocks``
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,27 +45,11 @@ class StepBatch:
     write_blocks: Ints  # (num_rows,) block that receives the row's key and value
     write_offsets: Ints  # (num_rows,) place within the block
     blocks: Ints  # block tables of all chunks, one after the other
+    context_lens: Ints  # (num_lookup_rows,) tokens that each row attends to, itself included
+    block_starts: Ints  # (num_lookup_rows,) where each row's blocks begin in ``blocks``
     groups: list[LookupGroup]
     prefills: list[PrefillRun]
     row_of: list[Ints]  # per chunk: the rows of its tokens
-
-
-def merge_groups(groups: list[LookupGroup], max_padding: int) -> list[LookupGroup]:
-    """Fewer groups, in the same order: each pads its rows to the widest of them, by at most ``max_padding`` blocks."""
-    merged: list[LookupGroup] = []
-    padding = 0
-    for group in reversed(groups):  # from the widest down
-        if merged:
-            last = merged[-1]
-            padding += (group.hi - group.lo) * (last.width - group.width)
-            if padding <= max_padding:
-                context_lens = np.concatenate([group.context_lens, last.context_lens])
-                block_starts = np.concatenate([group.block_starts, last.block_starts])
-                merged[-1] = LookupGroup(group.lo, last.hi, last.width, context_lens, block_starts)
-                continue
-        merged.append(group)
-        padding = 0
-    return merged[::-1]
 
 
 def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int) -> StepBatch:
@@ -102,8 +84,7 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int
     edges = np.flatnonzero(np.diff(widths[:num_lookup_rows])) + 1
     for lo, hi in zip([0, *edges.tolist()], [*edges.tolist(), num_lookup_rows], strict=True):
         if hi > lo:
-            rows = slice(lo, hi)
-            groups.append(LookupGroup(lo, hi, int(widths[lo]), positions[rows] + 1, table_starts[chunk_of[rows]]))
+            groups.append(LookupGroup(lo, hi, int(widths[lo])))
     prefills = []
     row_of = []
     for index, count in enumerate(counts.tolist()):
@@ -119,6 +100,8 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int
         write_blocks=blocks[write_tables],
         write_offsets=positions % block_size,
         blocks=blocks,
+        context_lens=positions[:num_lookup_rows] + 1,
+        block_starts=table_starts[chunk_of[:num_lookup_rows]],
         groups=groups,
         prefills=prefills,
         row_of=row_of,

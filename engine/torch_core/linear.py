@@ -1,4 +1,4 @@
-"""The kernel of a linear layer: packed once at load, chosen by device and weight format.
+"""The kernel of a linear layer: packed once at load, chosen by device, weight format and number of rows.
 
 Engine process. On a CPU the choice is worth a factor of 3 to 6, and decides batch invariance:
 
@@ -9,61 +9,75 @@ Engine process. On a CPU the choice is worth a factor of 3 to 6, and decides bat
 * float32: oneDNN, weights reordered for it. A row's result is bitwise the same at any batch size and place.
 * int8: FBGEMM, weights rounded per output channel, activations per row.
 
-One packed copy serves decode and prefill: at every number of rows (measured from 1 to 512) float16 is at least as
-fast as float32, and bfloat16 as float16, but for a few rows of a small matrix: there the calls of oneDNN cost more than
-the reading (a step of one row of a model of 135M parameters: 19.4 ms of CPU against 17.4). Small matrices in bfloat16
-therefore have a copy in float16.
+A few rows of a small matrix are different: there the time goes to starting the call, and to pauses in reading. For
+them bfloat16 and float16 have a copy of the weights for a kernel of our own, ``kernels/linear.py``: one row of a model
+of 135M parameters takes 16 ms where FBGEMM takes 22 and oneDNN 28, four rows 19 against 26 and 28 (at 20 GB/s).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.torch_core.kernels.calls import Kernels
+from engine.torch_core.panel_linear import PanelLinear
+
 Linear = Callable[[Tensor], Tensor]  # (num_rows, in_features) float -> (num_rows, out_features); may round to bfloat16
 
 CPU_FORMATS = ("bfloat16", "float16", "float32", "int8")
-FEW_ROWS = 8
+FEW_ROWS = {"bfloat16": 8, "float16": 4}
 SMALL_MATRIX = 2**22  # elements
 _ONEDNN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str) -> Linear:
-    """A linear layer from float32 ``weight`` (out_features, in_features) in a CPU format, or "plain": as it is."""
-    if weight_format == "float16":
-        packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-        return lambda x: torch.ops.quantized.linear_dynamic_fp16(x, packed)
+def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels: Kernels | None) -> Linear:
+    """A linear layer from float32 ``weight`` (out_features, in_features) in a CPU format, or "plain": as it is.
+
+    ``kernels`` are for a CPU.
+    """
     if weight_format == "int8":
         return _Int8Linear(weight, bias)
     if weight_format in _ONEDNN:
         many = _pack_onednn(weight, bias, _ONEDNN[weight_format])
-        if weight_format == "float32" or weight.numel() > SMALL_MATRIX:
-            return many
-        return _by_rows(pack_linear(weight, bias, "float16"), many)
-    return lambda x: F.linear(x, weight, bias)
+    elif weight_format == "float16":
+        packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
+        many = partial(_fbgemm, packed)
+    else:
+        return lambda x: F.linear(x, weight, bias)
+    if weight.numel() > SMALL_MATRIX or weight_format not in FEW_ROWS or kernels is None:
+        return many
+    return _by_rows(PanelLinear(weight, bias, kernels), many, weight_format)
 
 
-def pack_gate(gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None, weight_format: str) -> Linear:
-    """silu(gate x) * (up x), of two weights (intermediate_size, in_features), both with a bias or both without."""
-    if weight_format == "bfloat16":  # the kernels apply both functions to their float32 sums
-        gate_bias, up_bias = biases or (None, None)
-        silu = _pack_onednn(gate, gate_bias, torch.bfloat16, "swish")
-        many = _pack_onednn_product(up, up_bias, silu)
-        if 2 * gate.numel() > SMALL_MATRIX:
-            return many
-        return _by_rows(pack_gate(gate, up, biases, "float16"), many)
-    both = pack_linear(torch.cat([gate, up]), torch.cat(biases) if biases else None, weight_format)
+def pack_gate(
+    gate: Tensor,
+    up: Tensor,
+    biases: tuple[Tensor, Tensor] | None,
+    weight_format: str,
+    kernels: Kernels | None,
+    join: Callable[[Tensor], Tensor],
+) -> Linear:
+    """silu(gate x) * (up x), of two weights (intermediate_size, in_features), both with a bias or both without.
 
-    def gated(x: Tensor) -> Tensor:
-        gates, ups = both(x).chunk(2, dim=-1)
-        return F.silu(gates).mul_(ups)
-
-    return gated
+    ``join`` does so with both results side by side, see ``RowOps.gate``.
+    """
+    both, both_biases = torch.cat([gate, up]), torch.cat(biases) if biases else None
+    if weight_format != "bfloat16":
+        joined = pack_linear(both, both_biases, weight_format, kernels)
+        return lambda x: join(joined(x))
+    gate_bias, up_bias = biases or (None, None)  # the kernels apply both functions to their float32 sums
+    silu = _pack_onednn(gate, gate_bias, torch.bfloat16, "swish")
+    many = _pack_onednn_product(up, up_bias, silu)
+    if both.numel() > SMALL_MATRIX or kernels is None:
+        return many
+    few = PanelLinear(both, both_biases, kernels)
+    return _by_rows(lambda x: join(few(x)), many, weight_format)
 
 
 def has_bfloat16_products() -> bool:
@@ -72,8 +86,14 @@ def has_bfloat16_products() -> bool:
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
-def _by_rows(few: Linear, many: Linear) -> Linear:
-    return lambda x: few(x) if len(x) <= FEW_ROWS else many(x)
+def _by_rows(few: Linear, many: Linear, weight_format: str) -> Linear:
+    limit = FEW_ROWS[weight_format]
+    return lambda x: few(x) if x.size(0) <= limit else many(x)
+
+
+def _fbgemm(packed: Any, x: Tensor) -> Tensor:
+    output: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
+    return output
 
 
 def _pack_onednn(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, function: str = "none") -> Linear:

@@ -3,7 +3,7 @@
 Engine process. What can be done once is done at load:
 
 * The weights of a norm are multiplied into the matrices that read its output.
-* The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation one
+* The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation a
   complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
 * q, k and v are one matrix, gate and up another, unless their kernels are (``linear.pack_gate``).
 """
@@ -16,11 +16,13 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from engine.torch_core.batch import StepBatch
+from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.linear import Linear, pack_gate, pack_linear
 from engine.torch_core.model_spec import ModelSpec
+from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.row_ops import CompiledRowOps, RowOps, TorchRowOps
 from engine.torch_core.weights import Checkpoint
 
 
@@ -59,71 +61,61 @@ class Model:
         device: torch.device,
         dtype: torch.dtype,
         max_len: int,
+        kernels: Kernels | None = None,
         progress: Callable[[range], Iterable[int]] = iter,
     ) -> None:
         """Load and pack; ``weight_format`` is one of ``linear.CPU_FORMATS`` or "plain", ``dtype`` that of activations.
+        ``kernels`` are for a CPU and activations in float32, where they are faster than torch.
 
         Raises StartupError where a tensor is missing.
         """
         self.spec = spec
-        load = _Loader(spec, checkpoint, weight_format, device, dtype)
+        self._ops: RowOps
+        self._ops = TorchRowOps(spec, max_len, device) if kernels is None else CompiledRowOps(spec, max_len, kernels)
+        load = _Loader(spec, checkpoint, self._ops, kernels, weight_format, device, dtype)
         self._dtype = dtype
         embeddings = checkpoint["model.embed_tokens.weight"]
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
         head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
-        head_format = "float16" if weight_format == "bfloat16" else weight_format  # bfloat16 logits would often tie
-        self._head = load.pack(head.float() * checkpoint["model.norm.weight"].float(), None, head_format)
-        self._eps = torch.tensor(spec.rms_eps, device=device)
-        angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
-        rotations = torch.polar(torch.full_like(angles, spec.rope_scale), angles)
-        self._rotations = rotations.unsqueeze(1).to(device)  # (max_len, 1, head_dim / 2) complex64
+        self._head = load.head(head.float() * checkpoint["model.norm.weight"].float())
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""
-        rotations = self._rotations.index_select(0, positions)
+        spec, ops = self.spec, self._ops
+        num_q, num_k = spec.num_heads, spec.num_kv_heads
+        ops.begin(positions)
         x = self._embeddings.index_select(0, token_ids).to(self._dtype)
+        delta = None  # what the last layer adds to x
         for index, layer in enumerate(self._layers):
-            query, key, value = self._qkv(layer, self._rms(x), rotations)
-            x = x + layer.o(attention(index, query, key, value))
-            x.add_(layer.down(layer.gate(self._rms(x))))
-        return x
+            qkv = layer.qkv(ops.norm(x, delta)).to(self._dtype).view(-1, num_q + 2 * num_k, spec.head_dim)
+            ops.rotate(qkv, layer.q_norm, layer.k_norm)
+            query, key, value = qkv.split_with_sizes((num_q, num_k, num_k), 1)
+            delta = layer.o(attention(index, query, key, value))
+            delta = layer.down(layer.gate(ops.norm(x, delta)))
+        return x if delta is None else x.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (num_rows, vocab_size) float32 of hidden states."""
-        return self._head(self._rms(hidden)).float()
-
-    def _rms(self, x: Tensor) -> Tensor:
-        """x over its root mean square, for each row; its weights are in the next matrix."""
-        if x.dtype is not torch.float32:
-            return F.rms_norm(x, (x.shape[-1],), None, self.spec.rms_eps)
-        norm = torch.linalg.vector_norm(x, 2, -1, keepdim=True)  # half the kernels of F.rms_norm on a CPU
-        return x * torch.addcmul(self._eps, norm, norm, value=1 / x.shape[-1]).rsqrt_()
-
-    def _qkv(self, layer: _Layer, x: Tensor, rotations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated query and key, and value: (num_rows, heads, head_dim) each."""
-        spec = self.spec
-        num_q, num_k = spec.num_heads, spec.num_kv_heads
-        qkv = layer.qkv(x).to(x.dtype).view(len(x), num_q + 2 * num_k, spec.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            qkv[:, :num_q] = self._rms(qkv[:, :num_q]) * layer.q_norm
-            qkv[:, num_q : num_q + num_k] = self._rms(qkv[:, num_q : num_q + num_k]) * layer.k_norm
-        rotated = qkv[:, : num_q + num_k]
-        if rotated.dtype is torch.float32:
-            torch.view_as_complex(rotated.view(*rotated.shape[:2], -1, 2)).mul_(rotations)
-        else:  # there are no complex numbers of half precision that all kernels know
-            pairs = torch.view_as_complex(rotated.float().view(*rotated.shape[:2], -1, 2))
-            rotated.copy_(torch.view_as_real(pairs * rotations).flatten(-2))
-        return qkv[:, :num_q], qkv[:, num_q : num_q + num_k], qkv[:, num_q + num_k :]
+        return self._head(self._ops.norm(hidden)).float()
 
 
 class _Loader:
     """Reads one layer after the other, so that unpacked weights never exist all at once."""
 
     def __init__(
-        self, spec: ModelSpec, checkpoint: Checkpoint, weight_format: str, device: torch.device, dtype: torch.dtype
+        self,
+        spec: ModelSpec,
+        checkpoint: Checkpoint,
+        ops: RowOps,
+        kernels: Kernels | None,
+        weight_format: str,
+        device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         self._spec = spec
+        self._ops = ops
+        self._kernels = kernels
         self._checkpoint = checkpoint
         self._format = weight_format
         self._device = device
@@ -132,9 +124,16 @@ class _Loader:
     def tensor(self, name: str) -> Tensor:
         return self._checkpoint[name].to(self._device, self._dtype)
 
-    def pack(self, weight: Tensor, bias: Tensor | None, weight_format: str) -> Linear:
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         weight = weight.to(self._device, self._dtype).contiguous()
-        return pack_linear(weight, None if bias is None else bias.to(self._device, self._dtype), weight_format)
+        bias = None if bias is None else bias.to(self._device, self._dtype)
+        return pack_linear(weight, bias, self._format, self._kernels)
+
+    def head(self, weight: Tensor) -> Linear:
+        """It computes a row for each sequence, seldom more; and logits rounded to bfloat16 would often tie."""
+        if self._kernels is not None and self._format in ("bfloat16", "float16"):
+            return PanelLinear(weight, None, self._kernels)
+        return self.pack(weight, None)
 
     def layer(self, index: int) -> _Layer:
         spec = self._spec
@@ -156,14 +155,15 @@ class _Loader:
         if norm:
             weight *= self._checkpoint[norm].float()
         biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
-        return self.pack(weight, torch.cat(biases) if biases else None, self._format)
+        return self.pack(weight, torch.cat(biases) if biases else None)
 
     def _gate(self, prefix: str, norm: str) -> Linear:
         names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
         scale = self._checkpoint[norm].float()
         gate, up = ((self._checkpoint[f"{name}.weight"] * scale).to(self._device, self._dtype) for name in names)
         biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
-        return pack_gate(gate, up, (biases[0], biases[1]) if biases else None, self._format)
+        pair = (biases[0], biases[1]) if biases else None
+        return pack_gate(gate, up, pair, self._format, self._kernels, self._ops.gate)
 
     def _reorder(self, name: str, tensor: Tensor) -> Tensor:
         if name.endswith("q_proj"):

@@ -16,11 +16,13 @@ from tqdm import tqdm
 
 from engine.model_files import read_json
 from engine.threads import num_threads
-from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, MAX_PADDING, CpuAttention
+from engine.torch_core.attention import DETERMINISTIC_MAX_TOKENS, MAX_LOOKUP_TOKENS, CpuAttention
 from engine.torch_core.attention_cuda import FLASH_BLOCK_SIZE, PagedAttention, paged_attention
 from engine.torch_core.batch import StepBatch
 from engine.torch_core.decode_graphs import DecodeGraphs
 from engine.torch_core.huge_pages import use_huge_pages
+from engine.torch_core.kernels.calls import Kernels
+from engine.torch_core.kernels.machine_code import load_kernels
 from engine.torch_core.linear import has_bfloat16_products
 from engine.torch_core.memory_profile import cache_bytes
 from engine.torch_core.model import Model
@@ -99,15 +101,14 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     block_size = settings.block_size or CPU_BLOCK_SIZE
     num_blocks = _num_blocks(cache_tokens, block_size)
     max_len = min(max_len, num_blocks * block_size)
-    model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len)
+    kernels = Kernels(load_kernels())
+    model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len, kernels)
     log.info("huge pages bytes=%d", use_huge_pages())
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
     return Runner(
         model=model,
-        attention=CpuAttention(
-            spec, num_blocks, block_size, weight_format, max_padding=0 if settings.deterministic else MAX_PADDING
-        ),
+        attention=CpuAttention(spec, num_blocks, block_size, weight_format, kernels),
         graphs=None,
         device=device,
         num_blocks=num_blocks,
@@ -163,13 +164,26 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
 
 
 def _load_model(
-    spec: ModelSpec, checkpoint: Checkpoint, weight_format: str, device: torch.device, dtype: torch.dtype, max_len: int
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    weight_format: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    max_len: int,
+    kernels: Kernels | None = None,
 ) -> Model:
     def progress(layers: range) -> tqdm[int]:
         return tqdm(layers, desc="layers", unit="layer", disable=None)
 
     return Model(
-        spec, checkpoint, weight_format=weight_format, device=device, dtype=dtype, max_len=max_len, progress=progress
+        spec,
+        checkpoint,
+        weight_format=weight_format,
+        device=device,
+        dtype=dtype,
+        max_len=max_len,
+        kernels=kernels,
+        progress=progress,
     )
 
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model_files import read_json
 from engine.torch_core import prefill_attention
 from engine.torch_core.attention import CpuAttention
-from engine.torch_core.batch import LookupGroup, build_batch, merge_groups
-from engine.torch_core.model_spec import read_spec
+from engine.torch_core.batch import build_batch
+from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.prefill_attention import ATTEND, causal_mask
 from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
-from tests.helpers.tiny_models import request, save_tiny_model
+from tests.helpers.loaded_kernels import kernels
+from tests.helpers.tiny_models import request
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -56,54 +55,98 @@ def test_a_row_attends_to_all_before_and_none_after(
     assert (output - exact).abs().max() / exact.abs().max() < TOLERANCE[dtype]
 
 
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6)), min_size=1, max_size=8), st.integers(0, 200))
-def test_merged_groups_hold_the_same_rows(shape: list[tuple[int, int]], max_padding: int) -> None:
-    groups, lo = [], 0
-    for exponent, num_rows in enumerate(count for count, skipped in shape if not skipped % 2):
-        rows = np.arange(lo, lo + num_rows)
-        groups.append(LookupGroup(lo, lo + num_rows, 1 << exponent, rows * 10, rows * 7))
-        lo += num_rows
-    merged = merge_groups(groups, max_padding)
-    assert [row for group in merged for row in range(group.lo, group.hi)] == list(range(lo))
-    for group in merged:
-        parts = [part for part in groups if group.lo <= part.lo < group.hi]
-        assert group.width == parts[-1].width
-        assert sum((part.hi - part.lo) * (group.width - part.width) for part in parts) <= max_padding
-        assert np.array_equal(group.context_lens, np.arange(group.lo, group.hi) * 10)
-        assert np.array_equal(group.block_starts, np.arange(group.lo, group.hi) * 7)
-    if max_padding == 0:
-        assert [group.width for group in merged] == [group.width for group in groups]
-    for narrow, wide in itertools.pairwise(merged):  # no two that had room for each other
-        parts = [part for part in groups if narrow.lo <= part.lo < wide.hi]
-        widest = max(part.width for part in parts if part.hi <= narrow.hi)
-        joined = [part for part in parts if part.lo >= wide.lo or part.width == widest]
-        assert sum((part.hi - part.lo) * (wide.width - part.width) for part in joined) > max_padding
+Shape = tuple[int, int, int, int]  # num_kv_heads, query heads of each, head_dim, block_size
+SHAPES = st.tuples(
+    st.integers(1, 3), st.integers(1, 4), st.sampled_from([2, 6, 16, 64]), st.sampled_from([1, 2, 8, 64])
+)
 
 
-@pytest.mark.parametrize(("weight_format", "tolerance"), [("float32", 1e-6), ("float16", 2e-3)])
-def test_padding_changes_no_row(tmp_path: Path, weight_format: str, tolerance: float) -> None:
-    """Rows with contexts of 1 to 200 tokens in one padded group, against groups without padding."""
-    save_tiny_model("llama3", tmp_path)
-    spec = read_spec(read_json(tmp_path, "config.json"))
-    free = iter(np.random.default_rng(0).permutation(64).tolist())
-    prompts, last_tokens = [], []
-    for length in (2, 8, 9, 40, 200):
-        (sequence,) = sequences_of(request(f"r{length}", [5] * length), 512, (), 0)
-        sequence.block_table = [next(free) for _ in range(-(-length // 8))]
-        prompts.append(Chunk(sequence, 0, length - 1))
-        last_tokens.append(Chunk(sequence, length - 1, 1))
-    prefill, decode = build_batch(prompts, 8, 1), build_batch(last_tokens, 8, 1)
+def spec_of(shape: Shape) -> ModelSpec:
+    num_kv_heads, group, head_dim, _ = shape
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": num_kv_heads * group,
+        "num_key_value_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+    }
+    return read_spec(config)
 
-    def run(max_padding: int) -> torch.Tensor:
-        attention = CpuAttention(spec, 64, 8, weight_format, max_padding)
-        torch.manual_seed(0)
-        for batch in (prefill, decode):
-            attention.begin(batch)
-            num_rows, dim = len(batch.token_ids), spec.head_dim
-            query = torch.randn(num_rows, spec.num_heads, dim)
-            output = attention(0, query, *torch.randn(2, num_rows, spec.num_kv_heads, dim))
-        return output
 
-    apart, padded = run(0), run(10_000)
-    assert len(decode.groups) == 4
-    assert (padded - apart).abs().max() < tolerance * apart.abs().max()
+class Contexts:
+    """Sequences of random keys and values, in a cache whose blocks are scattered; their last tokens decode."""
+
+    def __init__(self, shape: Shape, lens: list[int], weight_format: str, seed: int) -> None:
+        spec, size = spec_of(shape), shape[-1]
+        generator = torch.Generator().manual_seed(seed)
+        num_blocks = sum(-(-length // size) for length in lens)
+        free = iter(np.random.default_rng(seed).permutation(num_blocks).tolist())
+        self.attention = CpuAttention(spec, num_blocks, size, weight_format, kernels())
+        self.block_size = size
+        self.sequences, self.queries, self.keys, self.values = [], [], [], []
+        for index, length in enumerate(lens):
+            (sequence,) = sequences_of(request(f"r{index}", [5] * length), length + 1, (), index)
+            sequence.block_table = [next(free) for _ in range(-(-length // size))]
+            self.sequences.append(sequence)
+            self.queries.append(torch.randn(1, spec.num_heads, spec.head_dim, generator=generator) * 3)
+            keys, values = torch.randn(2, length, spec.num_kv_heads, spec.head_dim, generator=generator)
+            self.keys.append(keys)
+            self.values.append(values)
+            if length > 1:  # all but the last token, whose output is of no interest
+                self.run([Chunk(sequence, 0, length - 1)], torch.zeros(length - 1, *self.queries[0].shape[1:]), index)
+
+    def run(self, chunks: list[Chunk], queries: torch.Tensor, *indexes: int) -> torch.Tensor:
+        """Rows in the order of the chunks, which are of the sequences with these indexes."""
+        batch = build_batch(chunks, self.block_size, 4)
+        order = torch.from_numpy(np.argsort(np.concatenate(batch.row_of)))
+        parts = [(self.keys[index], self.values[index]) for index in indexes]
+        rows = [(chunk, *part) for chunk, part in zip(chunks, parts, strict=True)]
+        keys = torch.cat([keys[chunk.start : chunk.end] for chunk, keys, _ in rows])
+        values = torch.cat([values[chunk.start : chunk.end] for chunk, _, values in rows])
+        self.attention.begin(batch)
+        with torch.inference_mode():
+            output = self.attention(0, queries[order], keys[order], values[order])
+        return output[torch.from_numpy(np.concatenate(batch.row_of))]
+
+    def decode(self, *indexes: int) -> torch.Tensor:
+        chunks = [Chunk(self.sequences[index], len(self.keys[index]) - 1, 1) for index in indexes]
+        return self.run(chunks, torch.cat([self.queries[index] for index in indexes]), *indexes)
+
+    def exact(self, index: int) -> torch.Tensor:
+        scale = self.queries[index].shape[-1] ** -0.5
+        keys, values = self.keys[index].permute(1, 2, 0), self.values[index].transpose(0, 1)
+        return exact_attention(self.queries[index] * scale, keys, values)
+
+
+LENS = st.lists(st.one_of(st.integers(1, 80), st.sampled_from([511, 512, 513, 1025, 1300])), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(("weight_format", "tolerance"), [("float32", 1e-5), ("float16", 5e-3)])
+@settings(max_examples=60, deadline=None)
+@given(shape=SHAPES, lens=LENS, seed=st.integers(0, 99))
+def test_decodes_attend_to_their_own_context(
+    weight_format: str, tolerance: float, shape: Shape, lens: list[int], seed: int
+) -> None:
+    """Scattered blocks, one segment or more, any number of heads; beside the formula, and bitwise as alone."""
+    contexts = Contexts(shape, lens, weight_format, seed)
+    indexes = np.random.default_rng(seed).permutation(len(lens)).tolist()
+    together = contexts.decode(*indexes)
+    for row, index in enumerate(indexes):
+        exact = contexts.exact(index)
+        assert (together[row] - exact[0]).abs().max() < tolerance * exact.abs().max().clamp(min=1)
+        assert torch.equal(contexts.decode(index)[0], together[row])
+
+
+def test_what_others_left_in_a_block_is_not_read() -> None:
+    """A block comes back with the keys and values of whoever had it before, whatever they were."""
+    contexts = Contexts((1, 2, 16, 8), [5], "float16", 0)
+    before = contexts.decode(0)
+    attention: Any = contexts.attention
+    for table in (attention._keys[0], attention._values[0].mT):
+        table[..., 5:] = torch.nan
+    assert torch.equal(contexts.decode(0), before)

@@ -22,6 +22,7 @@ from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
 from tests.helpers.gpu_attention import gpu_attention
+from tests.helpers.loaded_kernels import kernels
 from tests.helpers.tiny_models import (
     COMMON,
     FAMILIES,
@@ -47,7 +48,13 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
         checkpoint = Checkpoint(tmp_path)
         cpu = torch.device("cpu")
         return Model(
-            spec, checkpoint, weight_format=weight_format, device=cpu, dtype=torch.float32, max_len=spec.max_position
+            spec,
+            checkpoint,
+            weight_format=weight_format,
+            device=cpu,
+            dtype=torch.float32,
+            max_len=spec.max_position,
+            kernels=None if weight_format == "plain" else kernels(),
         )
 
     return build
@@ -58,7 +65,7 @@ def logits_of(
 ) -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format, kernels())
     graphs = None
     if kind:
         attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)

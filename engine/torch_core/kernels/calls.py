@@ -1,0 +1,64 @@
+"""Calls of kernels, computed by the threads that compute torch's own operations.
+
+Engine process, CPU. torch's threads wait for work by spinning; a second set of threads beside them would take their
+cores. So a call starts the threads of the OpenMP library that torch has loaded, as a ``#pragma omp parallel`` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.torch_core.kernels.machine_code import MachineCode
+
+_TORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+HEADER = 4  # fields of a frame before the arguments, see ``compiler.py``
+MAX_ARGUMENTS = 20
+
+Kernel = Callable[..., None]  # number of tasks, the kernel's arguments
+
+
+class Kernels:
+    """The kernels, callable. Neither they nor what ``kernel`` returns may be used by two threads at once."""
+
+    def __init__(self, code: MachineCode) -> None:
+        self._code = code
+        self._run = _openmp()  # address of a worker, of its frame, number of threads, 0
+        self.num_threads = torch.get_num_threads() if self._run else 1  # that compute the tasks of a call
+
+    def kernel(self, name: str, share_from: int, in_runs: bool = False) -> Kernel:
+        """By its name; fewer tasks than ``share_from`` are not worth waking the other threads.
+
+        ``in_runs``: each thread takes one run of tasks, the same at every call if it can, so that rows stay in the
+        cache of a core; else it takes a task whenever it is free.
+        """
+        address = self._code.address(name)
+        work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        frame = (ctypes.c_int64 * (HEADER + MAX_ARGUMENTS))()
+        at = ctypes.addressof(frame)
+
+        def call(num_tasks: int, *arguments: int) -> None:  # holds self, and so the code
+            num_threads = self.num_threads if num_tasks >= share_from else 1
+            portion = -(-num_tasks // num_threads) if in_runs else 1
+            frame[: HEADER + len(arguments)] = [0, 0, num_tasks, portion, *arguments]
+            if num_threads == 1 or self._run is None:
+                work(at)
+            else:
+                self._run(address, at, min(num_threads, num_tasks), 0)
+
+        return call
+
+
+def _openmp() -> Any:
+    """``GOMP_parallel`` of the OpenMP library that torch brings, GNU's or LLVM's; None where there is none."""
+    try:
+        run = ctypes.CDLL(str(_TORCH)).GOMP_parallel  # found in what this library needs
+    except (OSError, AttributeError):
+        return None
+    run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    run.restype = None
+    return run

@@ -1,0 +1,100 @@
+"""Compiles the kernels: from Python by way of numba to one object file for this CPU.
+
+Engine process; imported only where the object file of an earlier start is missing, see ``machine_code.py``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from llvmlite import binding
+from numba import types
+
+from engine.torch_core.kernels import linear, paged_attention, rows
+
+# A kernel's worker, which any number of threads run at once on one frame of int64: the next task, the next thread, the
+# number of tasks, how many a thread takes at a time, the kernel's arguments. A function of numba takes two addresses
+# before its arguments, of its result and of its exception; kernels have neither.
+_WORKER = """
+declare i32 @"{function}"(ptr, ptr, i64, i64{argument_types})
+declare i64 @llvm.smin.i64(i64, i64)
+define void @"{name}"(ptr %frame) {{
+entry:
+  %nothing = alloca ptr
+  %next_thread = getelementptr i64, ptr %frame, i64 1
+  %slot = atomicrmw add ptr %next_thread, i64 1 seq_cst
+{loads}
+  br label %take
+take:
+  %first = atomicrmw add ptr %frame, i64 %portion seq_cst
+  %is_left = icmp slt i64 %first, %num_tasks
+  br i1 %is_left, label %portion_start, label %done
+portion_start:
+  %beyond = add i64 %first, %portion
+  %end = call i64 @llvm.smin.i64(i64 %beyond, i64 %num_tasks)
+  br label %compute
+compute:
+  %task = phi i64 [ %first, %portion_start ], [ %next, %compute ]
+  %status = call i32 @"{function}"(ptr %nothing, ptr %nothing, i64 %task, i64 %slot{arguments})
+  %next = add i64 %task, 1
+  %is_more = icmp slt i64 %next, %end
+  br i1 %is_more, label %compute, label %take
+done:
+  ret void
+}}
+"""
+_LOAD = """  %{name}_at = getelementptr i64, ptr %frame, i64 {place}
+  %{name} = load i64, ptr %{name}_at"""
+
+C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
+
+KERNELS: dict[str, Any] = {
+    "add_norm": rows.add_norm,
+    "gate": rows.gate,
+    "rotate": rows.rotate,
+    "linear": linear.linear,
+    **paged_attention.cache_kernels("float32"),
+    **paged_attention.cache_kernels("float16"),
+    "merge": paged_attention.merge,
+}
+
+
+def compile_kernels(machine: binding.TargetMachine) -> bytes:
+    """An object file with a function ``void name(int64 *frame)`` for each kernel."""
+    whole = binding.parse_assembly("")
+    whole.triple = machine.triple
+    for name, kernel in KERNELS.items():
+        whole.link_in(_worker(name, kernel))
+    for function in whole.functions:
+        if not function.is_declaration and function.name not in KERNELS:
+            function.linkage = "private"
+    builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(whole, builder)
+    called = {function.name for function in whole.functions if function.is_declaration}
+    unknown = {name for name in called if not name.startswith("llvm.")} - C_LIBRARY
+    if unknown:  # nothing would be there when the file is loaded
+        raise RuntimeError(f"kernels call {', '.join(sorted(unknown))}")
+    code: bytes = machine.emit_object(whole)
+    return code
+
+
+def _worker(name: str, kernel: Any) -> binding.ModuleRef:
+    count = len(inspect.signature(kernel.py_func).parameters)
+    signature = types.void(*[types.int64] * count)
+    kernel.compile(signature.args)
+    arguments = [f"a{number}" for number in range(count - 2)]
+    fields = enumerate(["num_tasks", "portion", *arguments], 2)
+    text = _WORKER.format(
+        name=name,
+        function=kernel.overloads[signature.args].fndesc.llvm_func_name,
+        argument_types=", i64" * len(arguments),
+        loads="\n".join(_LOAD.format(name=field, place=place) for place, field in fields),
+        arguments="".join(f", i64 %{argument}" for argument in arguments),
+    )
+    module = binding.parse_assembly(kernel.inspect_llvm(signature.args))
+    worker = binding.parse_assembly(text)
+    worker.triple = module.triple
+    worker.data_layout = module.data_layout
+    worker.link_in(module)
+    return worker

@@ -1,0 +1,81 @@
+"""The kernels as machine code for this CPU, compiled at the first start and kept in the user's cache.
+
+Engine process. Compiling takes some seconds, loading what was compiled some milliseconds and no numba.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from importlib.metadata import version
+from pathlib import Path
+
+from llvmlite import binding
+
+from tokservice.runtime.cache_dir import cache_dir
+
+DIGEST_SIZE = 32
+
+log = logging.getLogger(__name__)
+
+
+class MachineCode:
+    """Loaded functions; they are there as long as this object is."""
+
+    def __init__(self, code: bytes, machine: binding.TargetMachine) -> None:
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(code))
+        self._engine.finalize_object()
+
+    def address(self, name: str) -> int:
+        """Of a kernel's ``void name(int64 *frame)``. Raises KeyError where there is none."""
+        address: int = self._engine.get_function_address(name)
+        if not address:
+            raise KeyError(name)
+        return address
+
+
+def load_kernels() -> MachineCode:
+    """From the cache, or compiled now."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
+    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    names = (machine.triple, cpu, features, version("numba"), version("llvmlite"))
+    digests = [hashlib.sha256(part).digest() for part in (*sources, *(name.encode() for name in names))]
+    name = hashlib.sha256(b"".join(digests)).hexdigest()
+    file = cache_dir() / "kernels" / f"{name[:32]}.o"
+    code = _read(file)
+    if code is None:
+        from engine.torch_core.kernels.compiler import compile_kernels
+
+        log.info("compiling kernels for this CPU (%s), once: some seconds", cpu)
+        code = compile_kernels(machine)
+        _write(file, code)
+    return MachineCode(code, machine)
+
+
+def _read(file: Path) -> bytes | None:
+    """What ``_write`` wrote; None where it is missing or not whole."""
+    try:
+        content = file.read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _write(file: Path, code: bytes) -> None:
+    """In one step, since others may be reading or writing it."""
+    new = file.with_suffix(f".{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(hashlib.sha256(code).digest() + code)
+        new.replace(file)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        log.warning("kernels are not kept, the next start compiles them again: %s", error)

@@ -1,0 +1,35 @@
+"""A linear layer of float16 weights for a few rows, by a compiled kernel. Engine process, CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.torch_core.kernels.calls import Kernels
+
+PANEL = 64  # columns of a task, see ``kernels/linear.py``
+
+
+class PanelLinear:
+    """x (num_rows, in_features) float32 -> (num_rows, out_features) float32, sums in float32."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
+        """weight (out_features, in_features), bias (out_features,)."""
+        self._out_features, self._in_features = weight.shape
+        self._num_panels = -(-self._out_features // PANEL)
+        missing = self._num_panels * PANEL - self._out_features
+        panels = F.pad(weight, (0, 0, 0, missing)).view(self._num_panels, PANEL, self._in_features)
+        self._weight = panels.half().transpose(1, 2).contiguous()
+        self._bias = torch.zeros(self._num_panels * PANEL)
+        if bias is not None:
+            self._bias[: self._out_features] = bias
+        self._addresses = (self._weight.data_ptr(), self._bias.data_ptr())
+        self._kernel = kernels.kernel("linear", 2)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_rows, width = x.size(0), self._num_panels * PANEL
+        output = torch.empty(num_rows, width)
+        sizes = (num_rows, self._in_features, width)
+        self._kernel(self._num_panels, *sizes, *self._addresses, x.data_ptr(), output.data_ptr())
+        return output if width == self._out_features else output[:, : self._out_features].contiguous()

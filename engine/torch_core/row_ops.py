@@ -1,0 +1,130 @@
+"""What a layer does with its rows besides products and attention: norms, rotary positions, the gate.
+
+Engine process. By torch on a GPU, by compiled kernels on a CPU: there an operation of torch on one row takes 2 us,
+whatever it computes, and a layer had 30 of them.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.torch_core.kernels.calls import Kernels
+from engine.torch_core.model_spec import ModelSpec
+
+GATE_PORTION = 2048  # columns of a task
+SHARE_ROWS_FROM = 16  # fewer take less time than to wake a thread
+
+
+class RowOps(Protocol):
+    """Of one model on one device."""
+
+    def begin(self, positions: Tensor) -> None:
+        """Prepare for a step's rows at these positions, (num_rows,) int64."""
+
+    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """x (num_rows, size) += delta; returns x over its root mean square, (num_rows, size)."""
+
+    def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+        """Rotate queries and keys of qkv (num_rows, num_heads + 2 num_kv_heads, head_dim) in place.
+
+        q_norm, k_norm (head_dim,): each head is normed before, and multiplied by them.
+        """
+
+    def gate(self, gates_and_ups: Tensor) -> Tensor:
+        """silu(gates) * ups, (num_rows, size), of (num_rows, 2 * size)."""
+
+
+def rotations_of(spec: ModelSpec, max_len: int) -> Tensor:
+    """How each pair of dimensions turns at each position: (max_len, head_dim / 2) complex64."""
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * torch.from_numpy(spec.inv_freq)
+    return torch.polar(torch.full_like(angles, spec.rope_scale), angles)
+
+
+class TorchRowOps:
+    """On any device, by torch."""
+
+    def __init__(self, spec: ModelSpec, max_len: int, device: torch.device) -> None:
+        self._spec = spec
+        self._table = rotations_of(spec, max_len).unsqueeze(1).to(device)
+        self._rotations: Tensor  # (num_rows, 1, head_dim / 2)
+
+    def begin(self, positions: Tensor) -> None:
+        """See RowOps."""
+        self._rotations = self._table.index_select(0, positions)
+
+    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See RowOps."""
+        if delta is not None:
+            x.add_(delta)
+        return F.rms_norm(x, (x.shape[-1],), None, self._spec.rms_eps)
+
+    def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+        """See RowOps."""
+        num_q, num_rotated = self._spec.num_heads, self._spec.num_heads + self._spec.num_kv_heads
+        if q_norm is not None and k_norm is not None:
+            qkv[:, :num_q] = self.norm(qkv[:, :num_q]) * q_norm
+            qkv[:, num_q:num_rotated] = self.norm(qkv[:, num_q:num_rotated]) * k_norm
+        rotated = qkv[:, :num_rotated]
+        # There are no complex numbers of half precision that all kernels know.
+        pairs = torch.view_as_complex(rotated.float().view(*rotated.shape[:2], -1, 2))
+        rotated.copy_(torch.view_as_real(pairs * self._rotations).flatten(-2))
+
+    def gate(self, gates_and_ups: Tensor) -> Tensor:
+        """See RowOps."""
+        gates, ups = gates_and_ups.chunk(2, dim=-1)
+        return F.silu(gates).mul_(ups)
+
+
+class CompiledRowOps:
+    """On a CPU, in float32; tensors are contiguous."""
+
+    def __init__(self, spec: ModelSpec, max_len: int, kernels: Kernels) -> None:
+        self._table = torch.view_as_real(rotations_of(spec, max_len)).contiguous()
+        self._positions: Tensor
+        self._eps = struct.unpack("q", struct.pack("d", spec.rms_eps))[0]  # its bits
+        self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._norm = kernels.kernel("add_norm", SHARE_ROWS_FROM, in_runs=True)
+        self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, in_runs=True)
+        self._gate = kernels.kernel("gate", SHARE_ROWS_FROM // 4, in_runs=True)
+
+    def begin(self, positions: Tensor) -> None:
+        """See RowOps."""
+        self._positions = positions
+
+    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """See RowOps."""
+        num_rows, size = x.shape
+        output = torch.empty_like(x)
+        delta = None if delta is None else delta.float()
+        self._norm(num_rows, size, self._eps, x.data_ptr(), _address(delta), output.data_ptr())
+        return output
+
+    def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
+        """See RowOps."""
+        self._rotate(
+            qkv.size(0),
+            *self._heads,
+            self._positions.data_ptr(),
+            self._table.data_ptr(),
+            self._eps,
+            _address(q_norm),
+            _address(k_norm),
+            qkv.data_ptr(),
+        )
+
+    def gate(self, gates_and_ups: Tensor) -> Tensor:
+        """See RowOps."""
+        num_rows, size = gates_and_ups.size(0), gates_and_ups.size(1) // 2
+        output = torch.empty(num_rows, size)
+        num_tasks = num_rows * -(-size // GATE_PORTION)
+        self._gate(num_tasks, size, GATE_PORTION, gates_and_ups.data_ptr(), output.data_ptr())
+        return output
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()

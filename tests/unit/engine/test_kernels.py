@@ -1,0 +1,259 @@
+"""The compiled kernels of a layer's rows: beside torch in float64, bitwise the same in any batch and by any threads."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.torch_core.kernels import calls, rows
+from engine.torch_core.model_spec import ModelSpec, read_spec
+from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
+from tests.helpers.loaded_kernels import kernels
+
+MAX_LEN = 70
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 9,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 8,
+    "max_position_embeddings": MAX_LEN,
+    "rms_norm_eps": 1e-5,
+}
+
+SEEDS = st.integers(0, 2**32)
+SIZES = st.integers(1, 200)
+EPS = st.sampled_from([1e-12, 1e-6, 1e-5, 1e-2])
+SCALES = st.sampled_from([1e-4, 1.0, 1e4])
+NUM_ROWS = st.integers(1, 9) | st.sampled_from([SHARE_ROWS_FROM - 1, SHARE_ROWS_FROM, 3 * SHARE_ROWS_FROM + 1])
+HEADS = st.tuples(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 16, 64]))  # KV, query of each, head_dim
+
+DELTA_DTYPES = st.sampled_from([None, torch.float32, torch.bfloat16])
+HALVES = st.integers(12, 100)
+BAD = st.sampled_from([math.nan, math.inf, -math.inf])
+
+some = settings(max_examples=100, deadline=None)
+
+
+def spec_of(num_kv_heads: int = 1, group: int = 1, head_dim: int = 8, eps: float = 1e-5) -> ModelSpec:
+    heads = {"num_attention_heads": num_kv_heads * group, "num_key_value_heads": num_kv_heads, "head_dim": head_dim}
+    return read_spec({**CONFIG, **heads, "rms_norm_eps": eps})
+
+
+def both(spec: ModelSpec) -> tuple[CompiledRowOps, TorchRowOps]:
+    return CompiledRowOps(spec, MAX_LEN, kernels()), TorchRowOps(spec, MAX_LEN, torch.device("cpu"))
+
+
+def random(seed: int) -> Callable[..., Tensor]:
+    """``normal(*shape)``, float32."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def assert_near(x: Tensor, exact: Tensor, relative: float, absolute: float | Tensor = 0.0) -> None:
+    assert x.dtype is torch.float32
+    assert x.shape == exact.shape
+    assert x.isfinite().all()
+    assert ((x.double() - exact).abs() <= relative * exact.abs() + absolute).all()
+
+
+@some
+@given(num_rows=NUM_ROWS, size=SIZES, eps=EPS, scale=SCALES, delta_dtype=DELTA_DTYPES, seed=SEEDS)
+def test_norm(num_rows: int, size: int, eps: float, scale: float, delta_dtype: torch.dtype | None, seed: int) -> None:
+    """x takes the delta on, whose sum is exact but for its rounding; then it is divided by its root mean square."""
+    compiled, by_torch = both(spec_of(eps=eps))
+    normal = random(seed)
+    x = normal(num_rows, size) * scale
+    delta = None if delta_dtype is None else (normal(num_rows, size) * scale).to(delta_dtype)
+    sums = x.clone() if delta is None else x + delta.float()
+    output = compiled.norm(x, delta)
+    assert torch.equal(x, sums)
+    assert_near(output, by_torch.norm(sums.double()), 1e-6)
+
+
+def test_norm_of_zeros_is_zero() -> None:
+    compiled, _ = both(spec_of())
+    assert torch.equal(compiled.norm(torch.zeros(3, 7)), torch.zeros(3, 7))
+
+
+@some
+@given(num_rows=NUM_ROWS, heads=HEADS, eps=EPS, scale=SCALES, has_norms=st.booleans(), seed=SEEDS)
+def test_rotate(
+    num_rows: int, heads: tuple[int, int, int], eps: float, scale: float, has_norms: bool, seed: int
+) -> None:
+    """Queries and keys turn with their row's position, anywhere in the table; values stay as they are."""
+    num_kv_heads, group, head_dim = heads
+    spec = replace(spec_of(num_kv_heads, group, head_dim, eps), rope_scale=1.25)
+    compiled, by_torch = both(spec)
+    normal, num_rotated = random(seed), spec.num_heads + num_kv_heads
+    qkv = normal(num_rows, num_rotated + num_kv_heads, head_dim) * scale
+    q_norm, k_norm = (normal(head_dim), normal(head_dim)) if has_norms else (None, None)
+    positions = torch.from_numpy(np.random.default_rng(seed).choice([0, 1, 17, MAX_LEN - 1], num_rows))
+    before, expected = qkv.clone(), qkv.double()
+    for ops, x in ((compiled, qkv), (by_torch, expected)):
+        ops.begin(positions)
+        ops.rotate(x, q_norm, k_norm)
+    # torch turns in float32 too; a sum of two products can be small beside them
+    greatest = expected[:, :num_rotated].abs().amax(-1, keepdim=True)
+    assert_near(qkv[:, :num_rotated], expected[:, :num_rotated], 0, 1e-6 * greatest)
+    assert torch.equal(qkv[:, num_rotated:], before[:, num_rotated:])
+
+
+GATE_SIZES = st.integers(1, 70) | st.sampled_from([n * GATE_PORTION + d for n in (1, 2) for d in (-1, 0, 1)])
+
+
+@some
+@given(num_rows=st.integers(0, 5), size=GATE_SIZES, scale=st.sampled_from([1e-4, 1.0, 10.0, 100.0, 1e4]), seed=SEEDS)
+def test_gate(num_rows: int, size: int, scale: float, seed: int) -> None:
+    """Of gates so great that their exponentials are not finite in float32, too."""
+    compiled, by_torch = both(spec_of())
+    generator = torch.Generator().manual_seed(seed)
+    gates_and_ups = (torch.rand(num_rows, 2 * size, generator=generator) * 2 - 1) * scale
+    before = gates_and_ups.clone()
+    output = compiled.gate(gates_and_ups)
+    assert_near(output, by_torch.gate(before.double()), 1e-6, 1e-29)
+    assert torch.equal(gates_and_ups, before)
+
+
+@pytest.mark.parametrize("gate", [-1e4, -1000.0, -88.5, -88.0, -87.5, -87.0, 87.0, 88.0, 89.0, 1000.0, 1e4])
+def test_gate_at_the_ends_of_the_exponential(gate: float) -> None:
+    compiled, by_torch = both(spec_of())
+    gates_and_ups = torch.cat([torch.full((1, 33), gate), torch.linspace(-1e4, 1e4, 33)[None]], 1)
+    assert_near(compiled.gate(gates_and_ups), by_torch.gate(gates_and_ups.double()), 1e-6, 1e-29)
+
+
+def test_exponential() -> None:
+    """To 2e-7 of itself wherever float32 has it, and never infinite."""
+    exp: Any = rows.exp
+    steps = np.linspace(-87, 88, 20_001, dtype=np.float32)
+    halves = np.arange(-125, 126, dtype=np.float32) * np.float32(math.log(2) / 2)  # where the power of 2 changes
+    edges = [np.nextafter(halves, np.float32(limit), dtype=np.float32) for limit in (-np.inf, np.inf)]
+    x = np.concatenate([steps, halves, *edges, np.array([-1e-30, 0, 1e-30], np.float32)])
+    exact = np.exp(x.astype(np.float64))
+    results = np.array([exp(value) for value in x])
+    assert np.array_equal(results.astype(np.float32), results)
+    assert (np.abs(results - exact) <= 2e-7 * exact).all()
+    for value in (-88, -104, -1e4, -3e38, -np.inf):
+        assert 0 <= exp(np.float32(value)) < 2e-38
+    for value in (89, 1e4, 3e38, np.inf):
+        assert 1e38 < exp(np.float32(value)) < np.inf
+
+
+@some
+@given(num_rows=st.integers(1, 9), in_features=SIZES, out_features=SIZES, has_bias=st.booleans(), seed=SEEDS)
+def test_linear(num_rows: int, in_features: int, out_features: int, has_bias: bool, seed: int) -> None:
+    """Beside the product in float64; the bound is that of any order of the float32 sum."""
+    normal = random(seed)
+    x, weight = normal(num_rows, in_features), normal(out_features, in_features)
+    bias = normal(out_features) if has_bias else None
+    output = PanelLinear(weight, bias, kernels())(x)
+    exact_bias = torch.zeros(out_features).double() if bias is None else bias.double()
+    halves = weight.half().double().T
+    magnitudes = x.double().abs() @ halves.abs() + exact_bias.abs()
+    assert output.is_contiguous()
+    assert_near(output, x.double() @ halves + exact_bias, 0, (in_features + 1) * 2**-24 * magnitudes)
+
+
+Outputs = dict[str, Tensor]
+
+
+def outputs(x: Tensor, ops: CompiledRowOps, linear: PanelLinear) -> Outputs:
+    """Of each kernel, of the same rows (num_rows, 2 * half); rotated is what they begin with, three heads of 8."""
+    rotated = x[:, :24].reshape(-1, 3, 8).clone()
+    ops.begin(torch.full((len(x),), MAX_LEN - 1))
+    ops.rotate(rotated, None, None)
+    return {"norm": ops.norm(x.clone()), "gate": ops.gate(x), "rotate": rotated, "linear": linear(x)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_rows=NUM_ROWS, half=HALVES, out_features=SIZES, seed=SEEDS)
+def test_a_row_is_bitwise_the_same_in_any_batch_by_any_threads(
+    num_rows: int, half: int, out_features: int, seed: int
+) -> None:
+    """What the engine's deterministic mode, and a request that another engine continues, rely on."""
+    normal = random(seed)
+    x, weight = normal(num_rows, 2 * half), normal(out_features, 2 * half)
+    results = []
+    for count in (1, 2):
+        with threads(count):
+            loaded = kernels()
+            ops, linear = CompiledRowOps(spec_of(), MAX_LEN, loaded), PanelLinear(weight, None, loaded)
+            results.append(outputs(x, ops, linear))
+            alone = [outputs(row[None], ops, linear) for row in x]
+            results.append({name: torch.cat([output[name] for output in alone]) for name in alone[0]})
+    first = results[0]
+    for result in results[1:]:
+        for name, output in result.items():
+            assert torch.equal(output, first[name]), name
+
+
+@settings(max_examples=50, deadline=None)
+@given(num_rows=st.integers(2, 9), half=HALVES, out_features=SIZES, bad=BAD, seed=SEEDS)
+def test_what_is_not_a_number_stays_in_its_row(
+    num_rows: int, half: int, out_features: int, bad: float, seed: int
+) -> None:
+    """It must reach the logits of its request, where it is found, and those of no other."""
+    normal, generator = random(seed), np.random.default_rng(seed)
+    x, weight = normal(num_rows, 2 * half), normal(out_features, 2 * half)
+    ops, linear = CompiledRowOps(spec_of(), MAX_LEN, kernels()), PanelLinear(weight, None, kernels())
+    good = outputs(x, ops, linear)
+    row, column = int(generator.integers(num_rows)), int(generator.integers(2 * half))
+    x[row, column] = bad
+    output = outputs(x, ops, linear)
+    others = [index for index in range(num_rows) if index != row]
+    for name in ("norm", "linear"):
+        assert torch.equal(output[name][others], good[name][others]), name
+    assert not output["linear"][row].isfinite().any()
+    assert not output["norm"][row].isfinite().all()
+    if math.isnan(bad):
+        assert output["norm"][row].isnan().all()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="OpenMP libraries are looked for on Linux alone")
+def test_torchs_own_threads_compute() -> None:
+    """Others would wait, spinning, on the cores of torch's."""
+    running = Path("/proc/self/task")
+    with threads(2):
+        torch.zeros(2**20).add_(1)
+        before = {thread.name for thread in running.iterdir()}
+        loaded = kernels()
+        assert loaded.num_threads == 2
+        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100))
+        assert {thread.name for thread in running.iterdir()} == before
+
+
+def test_without_an_openmp_library_the_caller_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    normal = random(0)
+    x, weight = normal(2 * SHARE_ROWS_FROM, 150), normal(150, 150)
+    shared, _ = both(spec_of())
+    with_threads = outputs(x, shared, PanelLinear(weight, None, kernels()))
+    monkeypatch.setattr(calls, "_TORCH", tmp_path / "absent.so")
+    assert kernels().num_threads == 1
+    alone, _ = both(spec_of())
+    for name, output in outputs(x, alone, PanelLinear(weight, None, kernels())).items():
+        assert torch.equal(output, with_threads[name]), name

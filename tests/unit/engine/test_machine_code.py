@@ -1,0 +1,164 @@
+"""The kernels' object file in the user's cache: compiled once, found again, replaced where it is damaged.
+
+One small kernel stands for all of them: the file's name follows from sources, CPU and versions alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.torch_core.kernels import compiler, rows
+from engine.torch_core.kernels.machine_code import load_kernels
+
+NAME = "add_norm"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's, empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What was compiled during the test."""
+    results: list[bytes] = []
+    compile_kernels = compiler.compile_kernels
+
+    def compile_and_note(machine: Any) -> bytes:
+        results.append(compile_kernels(machine))
+        return results[-1]
+
+    monkeypatch.setattr(compiler, "KERNELS", {NAME: rows.add_norm})
+    monkeypatch.setattr(compiler, "compile_kernels", compile_and_note)
+    return results
+
+
+def the_file(cache: Path) -> Path:
+    (file,) = [path for path in cache.rglob("*") if path.is_file()]
+    return file
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    """A fresh interpreter, which finds modules where this one does."""
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"]
+    return subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def test_a_later_process_loads_what_was_compiled(cache: Path, compiled: list[bytes]) -> None:
+    """Importing numba and compiling would take seconds of every start."""
+    assert load_kernels().address(NAME)
+    file = the_file(cache)
+    content, written_ns = file.read_bytes(), file.stat().st_mtime_ns
+    code = (
+        "from engine.torch_core.kernels.machine_code import load_kernels\n"
+        f"assert load_kernels().address({NAME!r})\n"
+        "print(*(name for name in sys.modules if name == 'numba' or name.endswith('kernels.compiler')))\n"
+    )
+    with python(code) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output == "\n"
+    assert load_kernels().address(NAME)
+    assert len(compiled) == 1
+    assert the_file(cache) == file
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == (content, written_ns)
+
+
+def test_a_kernel_that_is_not_there_has_no_address(cache: Path, compiled: list[bytes]) -> None:
+    """Nor is a function of the C library one."""
+    code = load_kernels()
+    for name in ("gate", "no_such_kernel", "malloc"):
+        with pytest.raises(KeyError):
+            code.address(name)
+    assert code.address(NAME)
+
+
+def cut(length: int) -> Callable[[bytes], bytes]:
+    return lambda content: content[:length]
+
+
+def flip(place: int) -> Callable[[bytes], bytes]:
+    def flipped(content: bytes) -> bytes:
+        changed = bytearray(content)
+        changed[place] ^= 1
+        return bytes(changed)
+
+    return flipped
+
+
+DAMAGES = {
+    "empty": cut(0),
+    "half a digest": cut(16),
+    "digest alone": cut(32),
+    "half of the code": cut(1000),
+    "all but the last byte": cut(-1),
+    "a byte more": lambda content: content + b"\0",
+    "a bit in the digest": flip(0),
+    "a bit at the start of the code": flip(32),
+    "a bit in the middle": flip(1000),
+    "a bit at the end": flip(-1),
+    "of something else": lambda content: b"\x7fELF" + bytes(len(content)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_file_is_compiled_anew_and_replaced(
+    damage: Callable[[bytes], bytes], cache: Path, compiled: list[bytes]
+) -> None:
+    """Loading it would end the process, or compute nonsense."""
+    load_kernels()
+    file = the_file(cache)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert load_kernels().address(NAME)
+    assert len(compiled) == 2
+    assert the_file(cache).read_bytes() == whole
+    assert load_kernels().address(NAME)
+    assert len(compiled) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A home of nobody, say, or a full disk: kernels all the same, and a line that explains the slow start."""
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file / "cache"))
+    assert load_kernels().address(NAME)
+    assert len(compiled) == 1
+    (warning,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert "next start compiles them again" in warning.getMessage()
+    assert file.read_text() == "not a folder"
+
+
+def test_processes_that_start_at_once_all_compile(cache: Path, compiled: list[bytes]) -> None:
+    """Several engines of one machine, at its first start."""
+    code = (
+        "from engine.torch_core.kernels import compiler, rows\n"
+        "from engine.torch_core.kernels.machine_code import load_kernels\n"
+        f"compiler.KERNELS = {{{NAME!r}: rows.{NAME}}}\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        f"assert load_kernels().address({NAME!r})\n"
+        "print('loaded', flush=True)\n"
+    )
+    with python(code) as first, python(code) as second:
+        for process in (first, second):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        for process in (first, second):
+            output, _ = process.communicate("go\n", timeout=60)
+            assert output == "loaded\n"
+            assert process.returncode == 0
+    assert the_file(cache)  # and nothing beside it
+    assert load_kernels().address(NAME)
+    assert compiled == []

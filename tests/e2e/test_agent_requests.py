@@ -94,7 +94,7 @@ def test_the_request_of_an_agent_is_served_plain_and_streamed(agent: anthropic.A
     assert plain._request_id
     with agent.beta.messages.stream(**AGENT) as stream:
         final = stream.get_final_message()
-    assert final.stop_reason == plain.stop_reason
+    assert {plain.stop_reason, final.stop_reason} <= {"end_turn", "max_tokens"}  # no temperature: texts differ
     assert final.context_management == plain.context_management
     counted = {key: value for key, value in AGENT.items() if key not in ("max_tokens", "metadata", "service_tier")}
     tokens = agent.beta.messages.count_tokens(**counted)

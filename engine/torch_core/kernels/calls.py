@@ -48,7 +48,7 @@ class Kernels:
             if num_threads == 1 or self._run is None:
                 work(at)
             else:
-                self._run(address, at, min(num_threads, num_tasks), 0)
+                self._run(address, at, num_threads, 0)  # never fewer: GNU's ends the others, and starts them anew later
 
         return call
 

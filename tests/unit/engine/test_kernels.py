@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.torch_core.kernels import calls, rows
 from engine.torch_core.model_spec import ModelSpec, read_spec
-from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.panel_linear import PANEL, PanelLinear
 from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
 from tests.helpers.loaded_kernels import kernels
 
@@ -235,14 +235,17 @@ def test_what_is_not_a_number_stays_in_its_row(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="OpenMP libraries are looked for on Linux alone")
-def test_torchs_own_threads_compute() -> None:
-    """Others would wait, spinning, on the cores of torch's."""
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_torchs_own_threads_compute(count: int) -> None:
+    """Others would wait, spinning, on the cores of torch's. A call of few tasks must not end any of them."""
     running = Path("/proc/self/task")
-    with threads(2):
+    with threads(count):
         torch.zeros(2**20).add_(1)
         before = {thread.name for thread in running.iterdir()}
         loaded = kernels()
-        assert loaded.num_threads == 2
+        assert loaded.num_threads == count
+        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100))
+        PanelLinear(torch.ones(2 * PANEL, 8), None, loaded)(torch.ones(1, 8))  # two tasks
         CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100))
         assert {thread.name for thread in running.iterdir()} == before
 

@@ -94,7 +94,8 @@ class Contexts:
             sequence.block_table = [next(free) for _ in range(-(-length // size))]
             self.sequences.append(sequence)
             self.queries.append(torch.randn(1, spec.num_heads, spec.head_dim, generator=generator) * 3)
-            keys, values = torch.randn(2, length, spec.num_kv_heads, spec.head_dim, generator=generator)
+            # Numbers that float16 has, so that the formula knows what the cache holds.
+            keys, values = torch.randn(2, length, spec.num_kv_heads, spec.head_dim, generator=generator).half().float()
             self.keys.append(keys)
             self.values.append(values)
             if length > 1:  # all but the last token, whose output is of no interest
@@ -126,19 +127,17 @@ class Contexts:
 LENS = st.lists(st.one_of(st.integers(1, 80), st.sampled_from([511, 512, 513, 1025, 1300])), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize(("weight_format", "tolerance"), [("float32", 1e-5), ("float16", 5e-3)])
+@pytest.mark.parametrize("weight_format", ["float32", "float16"])
 @settings(max_examples=60, deadline=None)
 @given(shape=SHAPES, lens=LENS, seed=st.integers(0, 99))
-def test_decodes_attend_to_their_own_context(
-    weight_format: str, tolerance: float, shape: Shape, lens: list[int], seed: int
-) -> None:
+def test_decodes_attend_to_their_own_context(weight_format: str, shape: Shape, lens: list[int], seed: int) -> None:
     """Scattered blocks, one segment or more, any number of heads; beside the formula, and bitwise as alone."""
     contexts = Contexts(shape, lens, weight_format, seed)
     indexes = np.random.default_rng(seed).permutation(len(lens)).tolist()
     together = contexts.decode(*indexes)
     for row, index in enumerate(indexes):
         exact = contexts.exact(index)
-        assert (together[row] - exact[0]).abs().max() < tolerance * exact.abs().max().clamp(min=1)
+        assert (together[row] - exact[0]).abs().max() < 1e-5 * exact.abs().max().clamp(min=1)
         assert torch.equal(contexts.decode(index)[0], together[row])
 
 

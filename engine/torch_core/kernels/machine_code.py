@@ -15,6 +15,7 @@ from pathlib import Path
 from llvmlite import binding
 
 from tokservice.runtime.cache_dir import cache_dir
+from tokservice.wire.errors import StartupError
 
 DIGEST_SIZE = 32
 
@@ -38,10 +39,13 @@ class MachineCode:
 
 
 def load_kernels() -> MachineCode:
-    """From the cache, or compiled now."""
+    """From the cache, or compiled now. Raises StartupError where the CPU cannot run them."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    cpu, features = binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    cpu, host_features = binding.get_host_cpu_name(), binding.get_host_cpu_features()
+    if host_features.get("f16c") is False:  # the code that would be made calls a library that is not there
+        raise StartupError("the torch engine needs a CPU with F16C, which x86-64 ones have had since 2012")
+    features = host_features.flatten()
     machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     names = (machine.triple, cpu, features, version("numba"), version("llvmlite"))

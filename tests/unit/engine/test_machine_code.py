@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llvmlite import binding
 
 from engine.torch_core.kernels import compiler, rows
 from engine.torch_core.kernels.machine_code import load_kernels
+from tokservice.wire.errors import StartupError
 
 NAME = "add_norm"
 
@@ -162,3 +164,12 @@ def test_processes_that_start_at_once_all_compile(cache: Path, compiled: list[by
     assert the_file(cache)  # and nothing beside it
     assert load_kernels().address(NAME)
     assert compiled == []
+
+
+def test_a_cpu_without_half_precision_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LLVM ended the process: Symbol not found: __extendhfsf2."""
+    features = binding.get_host_cpu_features()
+    features["f16c"] = False
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: features)
+    with pytest.raises(StartupError, match="F16C"):
+        load_kernels()

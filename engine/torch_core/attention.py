@@ -59,7 +59,6 @@ class CpuAttention:
         dtype = _cache_dtype(weight_format)
         self._prefill_dtype = torch.bfloat16 if weight_format == "bfloat16" else torch.float32
         heads, dim = spec.num_kv_heads, spec.head_dim
-        # Zeros, since pages that nobody has written must be numbers; mapped, so that unused ones cost nothing.
         numel = num_blocks * heads * dim * block_size
         tables = [_mapped_zeros(numel, dtype) for _ in range(2 * spec.num_layers)]
         self._keys = [table.view(num_blocks, heads, dim, block_size) for table in tables[::2]]

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.torch_core.kernels.calls import Kernels
-
-PANEL = 64  # columns of a task, see ``kernels/linear.py``
+from engine.torch_core.kernels.layout import PANEL
 
 
 class PanelLinear:

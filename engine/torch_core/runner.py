@@ -102,7 +102,16 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     num_blocks = _num_blocks(cache_tokens, block_size)
     max_len = min(max_len, num_blocks * block_size)
     kernels = Kernels(load_kernels())
-    model = _load_model(spec, checkpoint, weight_format, device, torch.float32, max_len, kernels)
+    model = Model(
+        spec,
+        checkpoint,
+        weight_format=weight_format,
+        device=device,
+        dtype=torch.float32,
+        max_len=max_len,
+        kernels=kernels,
+        progress=_progress,
+    )
     log.info("huge pages bytes=%d", use_huge_pages())
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
@@ -129,7 +138,9 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
     if device.index is not None:
         torch.cuda.set_device(device)  # streams, events and graphs are made on the current one
     dtype = DTYPES[config.model.dtype]
-    model = _load_model(spec, checkpoint, "plain", device, dtype, max_len)
+    model = Model(
+        spec, checkpoint, weight_format="plain", device=device, dtype=dtype, max_len=max_len, progress=_progress
+    )
     budget = settings.max_num_batched_tokens or GPU_TOKEN_BUDGET
     block_size = settings.block_size or GPU_BLOCK_SIZE
     cache_tokens = settings.kv_cache_tokens
@@ -163,28 +174,8 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
     )
 
 
-def _load_model(
-    spec: ModelSpec,
-    checkpoint: Checkpoint,
-    weight_format: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    max_len: int,
-    kernels: Kernels | None = None,
-) -> Model:
-    def progress(layers: range) -> tqdm[int]:
-        return tqdm(layers, desc="layers", unit="layer", disable=None)
-
-    return Model(
-        spec,
-        checkpoint,
-        weight_format=weight_format,
-        device=device,
-        dtype=dtype,
-        max_len=max_len,
-        kernels=kernels,
-        progress=progress,
-    )
+def _progress(layers: range) -> tqdm[int]:
+    return tqdm(layers, desc="layers", unit="layer", disable=None)
 
 
 def _device(name: str) -> torch.device:

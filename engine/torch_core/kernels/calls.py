@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from engine.torch_core.kernels.layout import HEADER
 from engine.torch_core.kernels.machine_code import MachineCode
 
 _TORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-HEADER = 4  # fields of a frame before the arguments, see ``compiler.py``
 MAX_ARGUMENTS = 20
 
 Kernel = Callable[..., None]  # number of tasks, the kernel's arguments

@@ -12,6 +12,7 @@ from llvmlite import binding
 from numba import types
 
 from engine.torch_core.kernels import linear, paged_attention, rows
+from engine.torch_core.kernels.layout import HEADER
 
 # A kernel's worker, which any number of threads run at once on one frame of int64: the next task, the next thread, the
 # number of tasks, how many a thread takes at a time, the kernel's arguments. A function of numba takes two addresses
@@ -84,7 +85,7 @@ def _worker(name: str, kernel: Any) -> binding.ModuleRef:
     signature = types.void(*[types.int64] * count)
     kernel.compile(signature.args)
     arguments = [f"a{number}" for number in range(count - 2)]
-    fields = enumerate(["num_tasks", "portion", *arguments], 2)
+    fields = enumerate(["num_tasks", "portion", *arguments], HEADER - 2)
     text = _WORKER.format(
         name=name,
         function=kernel.overloads[signature.args].fndesc.llvm_func_name,

@@ -6,8 +6,7 @@ Engine process, CPU. See ``rows.py`` for what a kernel is.
 from __future__ import annotations
 
 from engine.torch_core.kernels.language import Address, add_product, compiled, floats
-
-PANEL = 64
+from engine.torch_core.kernels.layout import PANEL
 
 _add = add_product(is_half=True, ahead=4096)  # a CPU by itself does not fetch ahead beyond a page
 

@@ -1,6 +1,6 @@
 """Kernels for a layer's rows, but for attention.
 
-Engine process, CPU. A kernel computes one task; the tasks of a call are shared out among threads, see ``language.py``.
+Engine process, CPU. A kernel computes one task; the tasks of a call are shared out among threads, see ``calls.py``.
 Sizes and addresses come as integers; docstrings state the shapes of the arrays: float32, and int64 where they say so.
 """
 

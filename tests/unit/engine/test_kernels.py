@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.torch_core.kernels import calls, rows
+from engine.torch_core.kernels.layout import PANEL
 from engine.torch_core.model_spec import ModelSpec, read_spec
-from engine.torch_core.panel_linear import PANEL, PanelLinear
+from engine.torch_core.panel_linear import PanelLinear
 from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
 from tests.helpers.loaded_kernels import kernels
 

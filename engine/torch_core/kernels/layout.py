@@ -1,0 +1,6 @@
+"""What kernels and their callers agree on. Engine process; imports nothing, since callers do without numba."""
+
+from __future__ import annotations
+
+HEADER = 4  # fields of a frame before a kernel's arguments: next task, next thread, number of tasks, tasks at a time
+PANEL = 64  # columns of a linear layer that are stored side by side, and computed as one task

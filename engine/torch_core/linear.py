@@ -9,9 +9,12 @@ Engine process. On a CPU the choice is worth a factor of 3 to 6, and decides bat
 * float32: oneDNN, weights reordered for it. A row's result is bitwise the same at any batch size and place.
 * int8: FBGEMM, weights rounded per output channel, activations per row.
 
-A few rows of a small matrix are different: there the time goes to starting the call, and to pauses in reading. For
-them bfloat16 and float16 have a copy of the weights for a kernel of our own, ``kernels/linear.py``: one row of a model
-of 135M parameters takes 16 ms where FBGEMM takes 22 and oneDNN 28, four rows 19 against 26 and 28 (at 20 GB/s).
+Kernels of our own take their place
+
+* where the CPU has a matrix unit: for bfloat16, at any number of rows, see ``tile_linear.py``. TODO figures
+* else for a few rows of a small matrix, where the time goes to starting the call, and to pauses in reading. bfloat16
+  and float16 have a copy of the weights for ``kernels/linear.py``: one row of a model of 135M parameters takes 16 ms
+  where FBGEMM takes 22 and oneDNN 28, four rows 19 against 26 and 28 (at 20 GB/s).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.nn import functional as F
 
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.tile_linear import TileGate, TileLinear
 
 Linear = Callable[[Tensor], Tensor]  # (num_rows, in_features) float -> (num_rows, out_features); may round to bfloat16
 
@@ -43,6 +47,8 @@ def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels
     """
     if weight_format == "int8":
         return _Int8Linear(weight, bias)
+    if kernels is not None and input_dtype(weight_format, kernels) is torch.bfloat16:
+        return TileLinear(weight, bias, kernels)
     if weight_format in _ONEDNN:
         many = _pack_onednn(weight, bias, _ONEDNN[weight_format])
     elif weight_format == "float16":
@@ -53,6 +59,15 @@ def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels
     if weight.numel() > SMALL_MATRIX or weight_format not in FEW_ROWS or kernels is None:
         return many
     return _by_rows(PanelLinear(weight, bias, kernels), many, weight_format)
+
+
+def pack_head(weight: Tensor, weight_format: str, kernels: Kernels | None) -> Linear:
+    """The layer of the logits: a row for each sequence, seldom more, and results that are not rounded to bfloat16,
+    where the greatest would often tie.
+    """
+    if kernels is None or weight_format not in FEW_ROWS or input_dtype(weight_format, kernels) is torch.bfloat16:
+        return pack_linear(weight, None, weight_format, kernels)
+    return PanelLinear(weight, None, kernels)
 
 
 def pack_gate(
@@ -67,6 +82,8 @@ def pack_gate(
 
     ``join`` does so with both results side by side, see ``RowOps.gate``.
     """
+    if kernels is not None and input_dtype(weight_format, kernels) is torch.bfloat16:
+        return TileGate(gate, up, biases, kernels)
     both, both_biases = torch.cat([gate, up]), torch.cat(biases) if biases else None
     if weight_format != "bfloat16":
         joined = pack_linear(both, both_biases, weight_format, kernels)
@@ -78,6 +95,11 @@ def pack_gate(
         return many
     few = PanelLinear(both, both_biases, kernels)
     return _by_rows(lambda x: join(few(x)), many, weight_format)
+
+
+def input_dtype(weight_format: str, kernels: Kernels) -> torch.dtype:
+    """What linear layers of this format round their inputs to first: bfloat16 by the CPU's matrix unit."""
+    return torch.bfloat16 if weight_format == "bfloat16" and kernels.has_tiles else torch.float32
 
 
 def has_bfloat16_products() -> bool:

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from engine.torch_core.batch import StepBatch
 from engine.torch_core.kernels.calls import Kernels
-from engine.torch_core.linear import Linear, pack_gate, pack_linear
+from engine.torch_core.linear import Linear, input_dtype, pack_gate, pack_head, pack_linear
 from engine.torch_core.model_spec import ModelSpec
-from engine.torch_core.panel_linear import PanelLinear
 from engine.torch_core.row_ops import CompiledRowOps, RowOps, TorchRowOps
 from engine.torch_core.weights import Checkpoint
 
@@ -71,7 +70,10 @@ class Model:
         """
         self.spec = spec
         self._ops: RowOps
-        self._ops = TorchRowOps(spec, max_len, device) if kernels is None else CompiledRowOps(spec, max_len, kernels)
+        if kernels is None:
+            self._ops = TorchRowOps(spec, max_len, device)
+        else:
+            self._ops = CompiledRowOps(spec, max_len, kernels, input_dtype(weight_format, kernels))
         load = _Loader(spec, checkpoint, self._ops, kernels, weight_format, device, dtype)
         self._dtype = dtype
         embeddings = checkpoint["model.embed_tokens.weight"]
@@ -130,10 +132,7 @@ class _Loader:
         return pack_linear(weight, bias, self._format, self._kernels)
 
     def head(self, weight: Tensor) -> Linear:
-        """It computes a row for each sequence, seldom more; and logits rounded to bfloat16 would often tie."""
-        if self._kernels is not None and self._format in ("bfloat16", "float16"):
-            return PanelLinear(weight, None, self._kernels)
-        return self.pack(weight, None)
+        return pack_head(weight.to(self._device, self._dtype), self._format, self._kernels)
 
     def layer(self, index: int) -> _Layer:
         spec = self._spec

@@ -83,12 +83,16 @@ class TorchRowOps:
 class CompiledRowOps:
     """On a CPU, in float32; tensors are contiguous."""
 
-    def __init__(self, spec: ModelSpec, max_len: int, kernels: Kernels) -> None:
+    def __init__(
+        self, spec: ModelSpec, max_len: int, kernels: Kernels, norm_dtype: torch.dtype = torch.float32
+    ) -> None:
+        """``norm_dtype``: of what ``norm`` returns, float32 or bfloat16."""
         self._table = torch.view_as_real(rotations_of(spec, max_len)).contiguous()
         self._positions: Tensor
         self._eps = struct.unpack("q", struct.pack("d", spec.rms_eps))[0]  # its bits
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
-        self._norm = kernels.kernel("add_norm", SHARE_ROWS_FROM, in_runs=True)
+        self._norm_dtype = norm_dtype
+        self._norm = kernels.kernel(f"add_norm_{str(norm_dtype).removeprefix('torch.')}", SHARE_ROWS_FROM, in_runs=True)
         self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, in_runs=True)
         self._gate = kernels.kernel("gate", SHARE_ROWS_FROM // 4, in_runs=True)
 
@@ -99,7 +103,7 @@ class CompiledRowOps:
     def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
         """See RowOps."""
         num_rows, size = x.shape
-        output = torch.empty_like(x)
+        output = torch.empty(num_rows, size, dtype=self._norm_dtype)
         delta = None if delta is None else delta.float()
         self._norm(num_rows, size, self._eps, x.data_ptr(), _address(delta), output.data_ptr())
         return output

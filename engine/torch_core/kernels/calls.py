@@ -28,6 +28,7 @@ class Kernels:
     def __init__(self, code: MachineCode) -> None:
         self._code = code
         self._run = _openmp()  # address of a worker, of its frame, number of threads, 0
+        self.has_tiles = code.has_tiles
         self.num_threads = torch.get_num_threads() if self._run else 1  # that compute the tasks of a call
 
     def kernel(self, name: str, share_from: int, in_runs: bool = False) -> Kernel:

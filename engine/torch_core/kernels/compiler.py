@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import binding
 from numba import types
 
-from engine.torch_core.kernels import linear, paged_attention, rows
+from engine.torch_core.kernels import linear, paged_attention, rows, tile_linear
 from engine.torch_core.kernels.layout import HEADER
 
 # A kernel's worker, which any number of threads run at once on one frame of int64: the next task, the next thread, the
@@ -51,7 +51,8 @@ _LOAD = """  %{name}_at = getelementptr i64, ptr %frame, i64 {place}
 C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
 
 KERNELS: dict[str, Any] = {
-    "add_norm": rows.add_norm,
+    "add_norm_float32": rows.norm_kernel("float32"),
+    "add_norm_bfloat16": rows.norm_kernel("bfloat16"),
     "gate": rows.gate,
     "rotate": rows.rotate,
     "linear": linear.linear,
@@ -59,16 +60,18 @@ KERNELS: dict[str, Any] = {
     **paged_attention.cache_kernels("float16"),
     "merge": paged_attention.merge,
 }
+TILE_KERNELS: dict[str, Any] = {"tile_linear": tile_linear.tile_linear, "tile_gate": tile_linear.tile_gate}
 
 
-def compile_kernels(machine: binding.TargetMachine) -> bytes:
-    """An object file with a function ``void name(int64 *frame)`` for each kernel."""
+def compile_kernels(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
+    """An object file with a function ``void name(int64 *frame)`` for each kernel; ``with_tiles``: the CPU has them."""
     whole = binding.parse_assembly("")
     whole.triple = machine.triple
-    for name, kernel in KERNELS.items():
+    kernels = KERNELS | TILE_KERNELS if with_tiles else KERNELS
+    for name, kernel in kernels.items():
         whole.link_in(_worker(name, kernel))
     for function in whole.functions:
-        if not function.is_declaration and function.name not in KERNELS:
+        if not function.is_declaration and function.name not in kernels:
             function.linkage = "private"
     builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(whole, builder)

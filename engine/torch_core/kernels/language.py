@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
@@ -22,6 +23,7 @@ CACHE_LINE = 64  # bytes
 Address = int  # int64, as are all sizes
 Float = Any  # float32
 Array = Any
+Bits = Any  # uint16
 
 
 def _as(item: types.Type) -> Any:
@@ -35,7 +37,9 @@ def _as(item: types.Type) -> Any:
     return as_pointer
 
 
-_as_floats, _as_halves, _as_ints = _as(types.float32), _as(types.uint16), _as(types.int64)
+_as_floats, _as_bits, _as_ints, _as_octets = (
+    _as(item) for item in (types.float32, types.uint16, types.int64, types.uint8)
+)
 
 
 @compiled
@@ -46,14 +50,20 @@ def floats(address: Address, shape: tuple[int, ...]) -> Array:
 
 @compiled
 def halves(address: Address, shape: tuple[int, ...]) -> Array:
-    """The float16 array at an address, as bits in uint16."""
-    return carray(_as_halves(address), shape)
+    """The float16 or bfloat16 array at an address, as bits in uint16."""
+    return carray(_as_bits(address), shape)
 
 
 @compiled
 def ints(address: Address, shape: tuple[int, ...]) -> Array:
     """The int64 array at an address."""
     return carray(_as_ints(address), shape)
+
+
+@compiled
+def octets(address: Address, shape: tuple[int, ...]) -> Array:
+    """The uint8 array at an address."""
+    return carray(_as_octets(address), shape)
 
 
 def _convert(source: types.Type, target: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
@@ -75,7 +85,29 @@ def _half_of_float(builder: Any, value: Any) -> Any:
 float_of_half = _convert(types.uint16, types.float32, _float_of_half)
 half_of_float = _convert(types.float32, types.uint16, _half_of_float)
 float_of_bits = _convert(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
+bits_of_float = _convert(types.float32, types.uint32, lambda builder, value: builder.bitcast(value, ir.IntType(32)))
 double_of_bits = _convert(types.int64, types.float64, lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
+
+
+@compiled
+def bfloat_of_float(x: Float) -> Bits:
+    """Rounded to the nearest, to the even one between two; as bits in uint16."""
+    bits = bits_of_float(x)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16(rounded) if x == x else np.uint16(0x7FC0)
+
+
+@compiled
+def _same(x: Float) -> Float:
+    return x
+
+
+# Of an array's dtype: how to view it at an address, bytes of an item, how a float32 becomes one.
+DTYPES: dict[str, tuple[Any, int, Any]] = {
+    "float32": (floats, 4, _same),
+    "float16": (halves, 2, half_of_float),
+    "bfloat16": (halves, 2, bfloat_of_float),
+}
 
 
 def _product(num_rows: int, lanes: int, is_half: bool, ahead: int = 0) -> Any:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.torch_core.kernels.language import (
+    DTYPES,
     Address,
     Array,
     Float,
@@ -23,16 +24,9 @@ from engine.torch_core.kernels.language import (
     compiled,
     compiled_for_numbers,
     floats,
-    half_of_float,
-    halves,
     ints,
 )
 from engine.torch_core.kernels.rows import exp
-
-
-@compiled
-def _same(x: Float) -> Float:
-    return x
 
 
 @compiled_for_numbers
@@ -44,10 +38,8 @@ def _greatest(x: Array, least: Float) -> Float:
 
 def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
     """Kernels for a cache of float32 or float16."""
-    is_half = dtype == "float16"
-    cells, width = (halves, 2) if is_half else (floats, 4)
-    save = half_of_float if is_half else _same
-    add = add_product(is_half)
+    cells, width, save = DTYPES[dtype]
+    add = add_product(dtype == "float16")
 
     @compiled
     def store(

@@ -6,9 +6,12 @@ Sizes and addresses come as integers; docstrings state the shapes of the arrays:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.torch_core.kernels.language import (
+    DTYPES,
     Address,
     Array,
     Float,
@@ -47,17 +50,33 @@ def inverse_rms(x: Array, eps_bits: int) -> Float:
 
 
 @compiled
-def add_norm(task: int, slot: int, size: int, eps_bits: int, x: Address, delta: Address, output: Address) -> None:
-    """x (num_rows, size) += delta, unless its address is 0; output = x over its root mean square; a task is a row."""
-    row = floats(x + task * size * 4, (size,))
-    if delta != 0:
-        change = floats(delta + task * size * 4, (size,))
+def silu(x: Float) -> Float:
+    """x times its logistic function."""
+    return x / (np.float32(1) + exp(-x))
+
+
+def norm_kernel(dtype: str) -> Callable[..., None]:
+    """For an output of float32 or bfloat16."""
+    cells, width, save = DTYPES[dtype]
+
+    @compiled
+    def add_norm(task: int, slot: int, size: int, eps_bits: int, x: Address, delta: Address, output: Address) -> None:
+        """x (num_rows, size) += delta, unless its address is 0; output = x over its root mean square.
+
+        A task is a row.
+        """
+        row = floats(x + task * size * 4, (size,))
+        if delta != 0:
+            change = floats(delta + task * size * 4, (size,))
+            for i in range(size):
+                row[i] += change[i]
+        scale = inverse_rms(row, eps_bits)
+        normed = cells(output + task * size * width, (size,))
         for i in range(size):
-            row[i] += change[i]
-    scale = inverse_rms(row, eps_bits)
-    normed = floats(output + task * size * 4, (size,))
-    for i in range(size):
-        normed[i] = row[i] * scale
+            normed[i] = save(row[i] * scale)
+
+    kernel: Callable[..., None] = add_norm
+    return kernel
 
 
 @compiled
@@ -70,7 +89,7 @@ def gate(task: int, slot: int, size: int, portion: int, gates_and_ups: Address, 
     ups = floats(gates_and_ups + (row * 2 * size + size + lo) * 4, (count,))
     result = floats(output + (row * size + lo) * 4, (count,))
     for i in range(count):
-        result[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
+        result[i] = silu(gates[i]) * ups[i]
 
 
 @compiled

@@ -19,7 +19,7 @@ from engine.torch_core.kernels import compiler, rows
 from engine.torch_core.kernels.machine_code import load_kernels
 from tokservice.wire.errors import StartupError
 
-NAME = "add_norm"
+NAME = "rotate"
 
 
 @pytest.fixture
@@ -35,11 +35,12 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     results: list[bytes] = []
     compile_kernels = compiler.compile_kernels
 
-    def compile_and_note(machine: Any) -> bytes:
-        results.append(compile_kernels(machine))
+    def compile_and_note(machine: Any, with_tiles: bool) -> bytes:
+        results.append(compile_kernels(machine, with_tiles))
         return results[-1]
 
-    monkeypatch.setattr(compiler, "KERNELS", {NAME: rows.add_norm})
+    monkeypatch.setattr(compiler, "KERNELS", {NAME: rows.rotate})
+    monkeypatch.setattr(compiler, "TILE_KERNELS", {})
     monkeypatch.setattr(compiler, "compile_kernels", compile_and_note)
     return results
 
@@ -147,7 +148,7 @@ def test_processes_that_start_at_once_all_compile(cache: Path, compiled: list[by
     code = (
         "from engine.torch_core.kernels import compiler, rows\n"
         "from engine.torch_core.kernels.machine_code import load_kernels\n"
-        f"compiler.KERNELS = {{{NAME!r}: rows.{NAME}}}\n"
+        f"compiler.KERNELS, compiler.TILE_KERNELS = {{{NAME!r}: rows.{NAME}}}, {{}}\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"
         f"assert load_kernels().address({NAME!r})\n"

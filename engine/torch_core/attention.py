@@ -67,9 +67,9 @@ class CpuAttention:
             (keys.data_ptr(), values.data_ptr()) for keys, values in zip(self._keys, self._values, strict=True)
         ]
         cache = str(dtype).removeprefix("torch.")
-        self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, in_runs=True)
+        self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, runs=1)
         self._attend = kernels.kernel(f"attend_{cache}", 2)
-        self._merge = kernels.kernel("merge", SHARE_ROWS_FROM, in_runs=True)
+        self._merge = kernels.kernel("merge", SHARE_ROWS_FROM, runs=1)
         self._segment = max(1, SEGMENT_TOKENS // block_size) * block_size
         group = spec.num_heads // heads
         self._workspaces = torch.empty(kernels.num_threads, group, 2 * dim + block_size + 2)

@@ -92,9 +92,9 @@ class CompiledRowOps:
         self._eps = struct.unpack("q", struct.pack("d", spec.rms_eps))[0]  # its bits
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
         self._norm_dtype = norm_dtype
-        self._norm = kernels.kernel(f"add_norm_{str(norm_dtype).removeprefix('torch.')}", SHARE_ROWS_FROM, in_runs=True)
-        self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, in_runs=True)
-        self._gate = kernels.kernel("gate", SHARE_ROWS_FROM // 4, in_runs=True)
+        self._norm = kernels.kernel(f"add_norm_{str(norm_dtype).removeprefix('torch.')}", SHARE_ROWS_FROM, runs=1)
+        self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, runs=1)
+        self._gate = kernels.kernel("gate", SHARE_ROWS_FROM // 4, runs=1)
 
     def begin(self, positions: Tensor) -> None:
         """See RowOps."""

@@ -14,6 +14,7 @@ from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
 
 ROW_BLOCK_BYTES = 2**20  # of a layer's input, to stay in a core's cache
+RUNS = 4  # of panels, for each thread: what follows a run is fetched in vain
 _PANEL = 2 * TILE_ROWS  # columns
 
 
@@ -65,7 +66,7 @@ class _Product:
         self._addresses = (self._weight.data_ptr(), self._bias.data_ptr())
         most_rows = ROW_BLOCK_BYTES // (2 * self._in_features)
         self._row_block = max(1, most_rows // _PANEL) * _PANEL
-        self._kernel = kernels.kernel(kernel, 2)
+        self._kernel = kernels.kernel(kernel, 2, runs=RUNS)
 
     def __call__(self, x: Tensor, output: Tensor) -> Tensor:
         x = x.to(torch.bfloat16)

@@ -31,11 +31,12 @@ class Kernels:
         self.has_tiles = code.has_tiles
         self.num_threads = torch.get_num_threads() if self._run else 1  # that compute the tasks of a call
 
-    def kernel(self, name: str, share_from: int, in_runs: bool = False) -> Kernel:
+    def kernel(self, name: str, share_from: int, runs: int = 0) -> Kernel:
         """By its name; fewer tasks than ``share_from`` are not worth waking the other threads.
 
-        ``in_runs``: each thread takes one run of tasks, the same at every call if it can, so that rows stay in the
-        cache of a core; else it takes a task whenever it is free.
+        A thread that is free takes the next run of tasks, of so many as make ``runs`` for each thread, else of one.
+        With one run rows stay in the cache of a core from call to call; with more, a thread that has lost its core for
+        a while is helped by the others.
         """
         address = self._code.address(name)
         work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
@@ -44,7 +45,7 @@ class Kernels:
 
         def call(num_tasks: int, *arguments: int) -> None:  # holds self, and so the code
             num_threads = self.num_threads if num_tasks >= share_from else 1
-            portion = -(-num_tasks // num_threads) if in_runs else 1
+            portion = -(-num_tasks // (runs * num_threads)) if runs else 1
             frame[: HEADER + len(arguments)] = [0, 0, num_tasks, portion, *arguments]
             if num_threads == 1 or self._run is None:
                 work(at)

@@ -110,11 +110,11 @@ DTYPES: dict[str, tuple[Any, int, Any]] = {
 }
 
 
-def _product(num_rows: int, lanes: int, is_half: bool, ahead: int = 0) -> Any:
+def _product(num_rows: int, lanes: int, is_half: bool) -> Any:
     """y (num_rows, lanes) += x (num_rows, count) @ matrix (count, lanes), given by addresses and strides in bytes.
 
     As vectors, which the compiler does not make of such loops by itself; it splits them into those of the CPU. Each sum
-    runs in the order of the matrix' rows, by fused multiply-adds. ``ahead``: fetch what lies so many bytes further.
+    runs in the order of the matrix' rows, by fused multiply-adds. See ``add_product`` for ``ahead``.
     """
     word, index, single, byte = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.IntType(8)
     row_type = ir.VectorType(ir.HalfType() if is_half else single, lanes)
@@ -122,9 +122,11 @@ def _product(num_rows: int, lanes: int, is_half: bool, ahead: int = 0) -> Any:
     alignment = 2 if is_half else 4
 
     @intrinsic
-    def product(_: Any, x: Any, x_stride: Any, matrix: Any, stride: Any, count: Any, y: Any, y_stride: Any) -> Any:
+    def product(
+        _: Any, x: Any, x_stride: Any, matrix: Any, stride: Any, count: Any, y: Any, y_stride: Any, ahead: Any
+    ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            x, x_stride, matrix, stride, count, y, y_stride = arguments
+            x, x_stride, matrix, stride, count, y, y_stride, ahead = arguments
 
             def at(base: Any, step: Any, place: Any, kind: Any) -> Any:
                 return builder.inttoptr(builder.add(base, builder.mul(step, place)), kind.as_pointer())
@@ -136,8 +138,9 @@ def _product(num_rows: int, lanes: int, is_half: bool, ahead: int = 0) -> Any:
             fetch_type = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), index, index, index])
             fetch = cgutils.get_or_insert_function(builder.module, fetch_type, "llvm.prefetch.p0")
             with cgutils.for_range(builder, count) as loop:
-                for line in range(0, lanes * alignment if ahead else 0, CACHE_LINE):
-                    place = at(builder.add(matrix, ir.Constant(word, ahead + line)), stride, loop.index, byte)
+                for line in range(0, lanes * alignment, CACHE_LINE):
+                    first = builder.add(builder.add(matrix, ahead), ir.Constant(word, line))
+                    place = at(first, stride, loop.index, byte)
                     builder.call(fetch, [place, *(ir.Constant(index, flag) for flag in (0, 3, 1))])  # to read, to keep
                 numbers = builder.load(at(matrix, stride, loop.index, row_type), align=alignment)
                 if is_half:
@@ -153,18 +156,15 @@ def _product(num_rows: int, lanes: int, is_half: bool, ahead: int = 0) -> Any:
                 builder.store(builder.load(total), result, align=4)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 7), generate
+        return types.void(*[types.int64] * 8), generate
 
     return product
 
 
-def add_product(is_half: bool, ahead: int = 0) -> Any:
-    """The function y += x @ matrix, where the matrix is of float16 or of float32, the others of float32.
-
-    ``ahead``: bytes, where a matrix is one stretch of memory after another that is read next.
-    """
+def add_product(is_half: bool) -> Any:
+    """The function y += x @ matrix, where the matrix is of float16 or of float32, the others of float32."""
     size = 2 if is_half else 4
-    four, two, one = (_product(num_rows, 64, is_half, ahead) for num_rows in (4, 2, 1))
+    four, three, two, one = (_product(num_rows, 64, is_half) for num_rows in (4, 3, 2, 1))
     narrow, single = _product(1, 16, is_half), _product(1, 1, is_half)
 
     @compiled
@@ -178,29 +178,36 @@ def add_product(is_half: bool, ahead: int = 0) -> Any:
         stride: int,
         y: Address,
         y_stride: int,
+        ahead: int,
     ) -> None:
-        """x (num_rows, count), matrix (count, columns), y (num_rows, columns); strides in bytes."""
+        """x (num_rows, count), matrix (count, columns), y (num_rows, columns); strides in bytes.
+
+        ahead: bytes from what is read to what will be read soon, which a CPU fetches by itself within a page only.
+        """
         column = 0
         while column + 64 <= columns:
             numbers, row = matrix + column * size, 0
-            while row + 4 <= num_rows:
-                four(x + row * x_stride, x_stride, numbers, stride, count, y + row * y_stride + column * 4, y_stride)
+            while row < num_rows:
+                left, result = x + row * x_stride, y + row * y_stride + column * 4
+                if row + 4 <= num_rows:
+                    four(left, x_stride, numbers, stride, count, result, y_stride, ahead)
+                elif row + 3 == num_rows:
+                    three(left, x_stride, numbers, stride, count, result, y_stride, ahead)
+                elif row + 2 == num_rows:
+                    two(left, x_stride, numbers, stride, count, result, y_stride, ahead)
+                else:
+                    one(left, x_stride, numbers, stride, count, result, y_stride, ahead)
                 row += 4
-            while row + 2 <= num_rows:
-                two(x + row * x_stride, x_stride, numbers, stride, count, y + row * y_stride + column * 4, y_stride)
-                row += 2
-            if row < num_rows:
-                one(x + row * x_stride, x_stride, numbers, stride, count, y + row * y_stride + column * 4, y_stride)
             column += 64
         for row in range(num_rows):
             place = column
             while place + 16 <= columns:
                 result = y + row * y_stride + place * 4
-                narrow(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride)
+                narrow(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride, ahead)
                 place += 16
             while place < columns:
                 result = y + row * y_stride + place * 4
-                single(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride)
+                single(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride, ahead)
                 place += 1
 
     return add

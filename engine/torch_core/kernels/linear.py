@@ -8,7 +8,9 @@ from __future__ import annotations
 from engine.torch_core.kernels.language import Address, add_product, compiled, floats
 from engine.torch_core.kernels.layout import PANEL
 
-_add = add_product(is_half=True, ahead=4096)  # a CPU by itself does not fetch ahead beyond a page
+AHEAD = 4096  # bytes
+
+_add = add_product(is_half=True)
 
 
 @compiled
@@ -35,4 +37,4 @@ def linear(
         for i in range(PANEL):
             result[i] = start[i]
     panel = weights + task * in_features * PANEL * 2
-    _add(num_rows, in_features, PANEL, x, in_features * 4, panel, PANEL * 2, output + offset, out_features * 4)
+    _add(num_rows, in_features, PANEL, x, in_features * 4, panel, PANEL * 2, output + offset, out_features * 4, AHEAD)

@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import logging
 import os
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tokservice.runtime.cache_dir import cache_dir
 from tokservice.wire.errors import StartupError
 
 DIGEST_SIZE = 32
+KEPT_UNUSED_S = 30 * 24 * 3600
 ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA = 158, 0x1023, 18  # arch_prctl(2) of x86-64, since Linux 5.16
 
 log = logging.getLogger(__name__)
@@ -58,10 +60,8 @@ def load_kernels() -> MachineCode:
     file = cache_dir() / "kernels" / f"{name[:32]}.o"
     code = _read(file)
     if code is None:
-        from engine.torch_core.kernels.compiler import compile_kernels
-
         log.info("compiling kernels for this CPU (%s), once: some seconds", cpu)
-        code = compile_kernels(machine, has_tiles)
+        code = _compile(machine, has_tiles)
         _write(file, code)
     return MachineCode(code, machine, has_tiles)
 
@@ -71,12 +71,23 @@ def _may_use_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA) == 0)
 
 
+def _compile(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
+    """Without the user's settings of numba, which make other code or none, and are not in the file's name."""
+    for setting in [name for name in os.environ if name.startswith("NUMBA_")]:
+        del os.environ[setting]
+    from engine.torch_core.kernels.compiler import compile_kernels  # numba reads them when it is imported
+
+    return compile_kernels(machine, with_tiles)
+
+
 def _read(file: Path) -> bytes | None:
-    """What ``_write`` wrote; None where it is missing or not whole."""
+    """What ``_write`` wrote, marked as used; None where it is missing or not whole."""
     try:
         content = file.read_bytes()
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(file)
     digest, code = content[:DIGEST_SIZE], content[DIGEST_SIZE:]
     return code if hashlib.sha256(code).digest() == digest else None
 
@@ -92,3 +103,13 @@ def _write(file: Path, code: bytes) -> None:
         with contextlib.suppress(OSError):
             new.unlink()
         log.warning("kernels are not kept, the next start compiles them again: %s", error)
+    _remove_unused(file.parent)
+
+
+def _remove_unused(folder: Path) -> None:
+    """What other versions and interrupted starts left; files are read at a start alone, so nobody misses one."""
+    used_s = time.time() - KEPT_UNUSED_S
+    for file in folder.glob("*"):
+        with contextlib.suppress(OSError):  # another start removes it too
+            if file.stat().st_mtime < used_s:
+                file.unlink()

@@ -123,15 +123,18 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
                 sums[j, i] = 0
             tops[j, 0] = -np.inf  # the greatest score so far
             tops[j, 1] = 0  # the sum of weights
+        size = head_dim * block_size * width
+        place = (table[first_block + lo // block_size] * num_kv_heads + head) * size
         for start in range(lo, hi, block_size):
-            count = min(block_size, hi - start)
-            place = (table[first_block + start // block_size] * num_kv_heads + head) * head_dim * block_size * width
+            count, next_place = min(block_size, hi - start), place
+            if start + block_size < hi:
+                next_place = (table[first_block + start // block_size + 1] * num_kv_heads + head) * size
             for j in range(group):
                 for t in range(block_size):
                     weights[j, t] = 0
             add(
                 group, head_dim, block_size, scaled_at, head_dim * 4,
-                keys + place, block_size * width, weights_at, block_size * 4,
+                keys + place, block_size * width, weights_at, block_size * 4, values - keys,
             )  # fmt: skip
             for j in range(group):
                 top = _greatest(weights[j, :count], tops[j, 0])
@@ -146,8 +149,9 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
                 tops[j, 1] = tops[j, 1] * shrink + total
             add(
                 group, count, head_dim, weights_at, block_size * 4,
-                values + place, head_dim * width, sums_at, head_dim * 4,
+                values + place, head_dim * width, sums_at, head_dim * 4, keys + next_place - values - place,
             )  # fmt: skip
+            place = next_place
         if context <= segment_size:
             result = floats(output + (row * num_heads + head * group) * head_dim * 4, (group, head_dim))
             for j in range(group):

@@ -87,7 +87,7 @@ def fetch(_: Any, address: Any) -> Any:
     """Begin to read a cache line; any address will do."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 3, 1)]  # to read, to keep
+        flags = [ir.Constant(ir.IntType(32), flag) for flag in (0, 2, 1)]  # to read, into the second cache
         arguments = [builder.inttoptr(arguments[0], _POINTER), *flags]
         kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
         builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0"), arguments)

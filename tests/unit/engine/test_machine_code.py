@@ -6,8 +6,10 @@ One small kernel stands for all of them: the file's name follows from sources, C
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import pytest
 from llvmlite import binding
 
-from engine.torch_core.kernels import compiler, rows
+from engine.torch_core.kernels import compiler, machine_code, rows
 from engine.torch_core.kernels.machine_code import load_kernels
 from tokservice.wire.errors import StartupError
 
@@ -60,7 +62,7 @@ def test_a_later_process_loads_what_was_compiled(cache: Path, compiled: list[byt
     """Importing numba and compiling would take seconds of every start."""
     assert load_kernels().address(NAME)
     file = the_file(cache)
-    content, written_ns = file.read_bytes(), file.stat().st_mtime_ns
+    content, inode = file.read_bytes(), file.stat().st_ino
     code = (
         "from engine.torch_core.kernels.machine_code import load_kernels\n"
         f"assert load_kernels().address({NAME!r})\n"
@@ -73,7 +75,7 @@ def test_a_later_process_loads_what_was_compiled(cache: Path, compiled: list[byt
     assert load_kernels().address(NAME)
     assert len(compiled) == 1
     assert the_file(cache) == file
-    assert (file.read_bytes(), file.stat().st_mtime_ns) == (content, written_ns)
+    assert (file.read_bytes(), file.stat().st_ino) == (content, inode)
 
 
 def test_a_kernel_that_is_not_there_has_no_address(cache: Path, compiled: list[bytes]) -> None:
@@ -165,6 +167,94 @@ def test_processes_that_start_at_once_all_compile(cache: Path, compiled: list[by
     assert the_file(cache)  # and nothing beside it
     assert load_kernels().address(NAME)
     assert compiled == []
+
+
+COMPILES_ONE = f"""
+from types import SimpleNamespace
+
+from engine.torch_core.kernels.machine_code import load_kernels
+
+COMPILER = "engine.torch_core.kernels.compiler"
+
+def compile_one(machine, with_tiles):
+    del sys.modules[COMPILER]
+    from engine.torch_core.kernels import compiler, rows
+
+    compiler.KERNELS, compiler.TILE_KERNELS = {{{NAME!r}: rows.{NAME}}}, {{}}
+    return compiler.compile_kernels(machine, with_tiles)
+
+sys.modules[COMPILER] = SimpleNamespace(compile_kernels=compile_one)
+load_kernels()
+"""
+
+
+SETTINGS = {  # of these, some end the process, some fail, some make other code
+    "NUMBA_DISABLE_JIT": "1",
+    "NUMBA_OPT": "0",
+    "NUMBA_DEBUGINFO": "1",
+    "NUMBA_BOUNDSCHECK": "1",
+    "NUMBA_LOOP_VECTORIZE": "0",
+    "NUMBA_ENABLE_AVX": "0",
+    "NUMBA_CPU_NAME": "generic",
+    "NUMBA_CPU_FEATURES": "",
+}
+
+
+def test_settings_of_numba_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are meant for other programs."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # on which names in the code depend
+    contents = []
+    for cache, settings in ((tmp_path / "without", {}), (tmp_path / "with", SETTINGS)):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        for name, value in settings.items():
+            monkeypatch.setenv(name, value)
+        with python(COMPILES_ONE) as process:
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+        file = the_file(cache)
+        contents.append((file.name, file.read_bytes()))
+    assert contents[0] == contents[1]
+
+
+DAY_S = 24 * 3600
+
+
+def set_age(file: Path, days: int) -> None:
+    then_s = time.time() - days * DAY_S
+    os.utime(file, (then_s, then_s))
+
+
+def test_what_has_not_been_used_for_30_days_is_removed_when_another_is_written(
+    cache: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each version makes a file of its own. A start uses one, whenever it was written."""
+    load_kernels()
+    used = the_file(cache)
+    set_age(used, 31)
+    load_kernels()
+    recent, old, interrupted = (used.with_name(name) for name in ("recent.o", "old.o", "interrupted.123"))
+    for file, days in ((recent, 29), (old, 31), (interrupted, 31)):
+        file.touch()
+        set_age(file, days)
+    load_kernels()
+    assert old.exists()
+    monkeypatch.setattr(machine_code, "version", lambda package: "another")
+    load_kernels()
+    assert len(compiled) == 2
+    assert {used, recent} < set(used.parent.iterdir())
+    assert len(list(used.parent.iterdir())) == 3
+
+
+def test_a_cache_that_may_only_be_read_is_used(
+    cache: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    load_kernels()
+    monkeypatch.setattr(os, "utime", refuse)
+    assert load_kernels().address(NAME)
+    assert len(compiled) == 1
 
 
 def test_a_cpu_without_half_precision_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

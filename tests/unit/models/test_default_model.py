@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pwd
 import signal
 import subprocess
 import sys
@@ -48,6 +49,14 @@ def test_models_live_below_an_absolute_xdg_cache_home_or_dot_cache(monkeypatch: 
     for configured, expected in (("/var/c", "/var/c"), ("", "/home/someone/.cache"), ("c", "/home/someone/.cache")):
         monkeypatch.setenv("XDG_CACHE_HOME", configured)
         assert cache_dir() == Path(expected) / "tokservice"
+
+
+def test_nobody_known_has_the_root_directory_as_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's uid without an entry: mostly a cache that cannot be written, which everyone can do without."""
+    for variable in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    assert cache_dir() == Path("/.cache/tokservice")
 
 
 def test_a_wrong_model_in_the_wheel_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

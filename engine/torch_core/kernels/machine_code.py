@@ -108,8 +108,8 @@ def _write(file: Path, code: bytes) -> None:
 
 def _remove_unused(folder: Path) -> None:
     """What other versions and interrupted starts left; files are read at a start alone, so nobody misses one."""
-    used_s = time.time() - KEPT_UNUSED_S
+    since_s = time.time() - KEPT_UNUSED_S
     for file in folder.glob("*"):
         with contextlib.suppress(OSError):  # another start removes it too
-            if file.stat().st_mtime < used_s:
+            if file.stat().st_mtime < since_s:
                 file.unlink()

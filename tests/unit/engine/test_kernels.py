@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.torch_core.kernels import calls, rows
+from engine.torch_core.kernels import calls, language, rows
 from engine.torch_core.kernels.layout import PANEL
 from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.panel_linear import PanelLinear
 from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
+from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, random, threads
 from tests.helpers.loaded_kernels import kernels
 
 MAX_LEN = 70
@@ -37,7 +36,6 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
 }
 
-SEEDS = st.integers(0, 2**32)
 SIZES = st.integers(1, 200)
 EPS = st.sampled_from([1e-12, 1e-6, 1e-5, 1e-2])
 SCALES = st.sampled_from([1e-4, 1.0, 1e4])
@@ -46,7 +44,6 @@ HEADS = st.tuples(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 1
 
 DELTA_DTYPES = st.sampled_from([None, torch.float32, torch.bfloat16])
 HALVES = st.integers(12, 100)
-BAD = st.sampled_from([math.nan, math.inf, -math.inf])
 
 some = settings(max_examples=100, deadline=None)
 
@@ -58,29 +55,6 @@ def spec_of(num_kv_heads: int = 1, group: int = 1, head_dim: int = 8, eps: float
 
 def both(spec: ModelSpec) -> tuple[CompiledRowOps, TorchRowOps]:
     return CompiledRowOps(spec, MAX_LEN, kernels()), TorchRowOps(spec, MAX_LEN, torch.device("cpu"))
-
-
-def random(seed: int) -> Callable[..., Tensor]:
-    """``normal(*shape)``, float32."""
-    generator = torch.Generator().manual_seed(seed)
-    return lambda *shape: torch.randn(*shape, generator=generator)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def assert_near(x: Tensor, exact: Tensor, relative: float, absolute: float | Tensor = 0.0) -> None:
-    assert x.dtype is torch.float32
-    assert x.shape == exact.shape
-    assert x.isfinite().all()
-    assert ((x.double() - exact).abs() <= relative * exact.abs() + absolute).all()
 
 
 @some
@@ -100,6 +74,52 @@ def test_norm(num_rows: int, size: int, eps: float, scale: float, delta_dtype: t
 def test_norm_of_zeros_is_zero() -> None:
     compiled, _ = both(spec_of())
     assert torch.equal(compiled.norm(torch.zeros(3, 7)), torch.zeros(3, 7))
+
+
+# float32: NaNs, among them signalling ones and such as a carry would make 0, infinities, denormals
+ODD_BITS = st.sampled_from([0x7FC00000, 0x7F800001, 0x7FFFFFFF, -1, 0x7F800000, -(2**23), 1, 0x7FFFFF])
+
+
+@some
+@given(
+    shape=st.tuples(NUM_ROWS, SIZES),
+    eps=EPS,
+    scale=SCALES,
+    has_delta=st.booleans(),
+    bits=st.none() | ODD_BITS,
+    seed=SEEDS,
+)
+def test_norm_in_bfloat16(
+    shape: tuple[int, int], eps: float, scale: float, has_delta: bool, bits: int | None, seed: int
+) -> None:
+    """As torch rounds what comes out in float32, which x stays; what is not a number is so after it."""
+    in_float32, in_bfloat16 = (
+        CompiledRowOps(spec_of(eps=eps), MAX_LEN, kernels(), dtype) for dtype in (torch.float32, torch.bfloat16)
+    )
+    normal = random(seed)
+    x, delta = normal(*shape) * scale, normal(*shape) if has_delta else None
+    if bits is not None:
+        x[-1, seed % shape[1]] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
+    rounded = x.clone()
+    expected = in_float32.norm(x, delta).bfloat16()
+    output = in_bfloat16.norm(rounded, delta)
+    assert output.dtype is torch.bfloat16
+    assert output[:-1].isfinite().all()
+    for one, other in ((output, expected), (rounded, x)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_bfloat16_is_the_nearest() -> None:
+    """To the even one between two; infinite beyond the greatest; a NaN of any bits is one, which a carry would undo."""
+    round_one: Any = language.bfloat_of_float
+    upper = np.arange(2**16, dtype=np.uint32)[:, None] << np.uint32(16)
+    bits = (upper + np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=np.uint32)).flatten()
+    x = bits.view(np.float32)
+    results = torch.from_numpy(np.array([round_one(value) for value in x], dtype=np.uint16)).view(torch.bfloat16)
+    expected = torch.from_numpy(x).bfloat16()
+    is_nan = torch.from_numpy(np.isnan(x))
+    assert torch.equal(results.isnan(), is_nan)
+    assert torch.equal(results[~is_nan].view(torch.int16), expected[~is_nan].view(torch.int16))
 
 
 @some

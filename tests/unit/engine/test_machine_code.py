@@ -257,6 +257,32 @@ def test_a_cache_that_may_only_be_read_is_used(
     assert len(compiled) == 1
 
 
+@pytest.mark.parametrize("cpu_has_them", [False, True], ids=["absent", "present"])
+@pytest.mark.parametrize("system_lends_them", [False, True], ids=["kept", "lent"])
+def test_kernels_of_tiles_are_there_where_the_cpu_has_them_and_the_system_lends_them(
+    cpu_has_them: bool, system_lends_them: bool, cache: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others end the process: illegal instruction. A system may lend them at one start and not at the next."""
+    features = binding.get_host_cpu_features()
+    features["amx-bf16"] = cpu_has_them
+    asked: list[bool] = []
+    monkeypatch.setattr(binding, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(machine_code, "_may_use_tiles", lambda: asked.append(True) or system_lends_them)
+    monkeypatch.setattr(compiler, "TILE_KERNELS", {"gate": rows.gate})  # one that any CPU can load
+    code = load_kernels()
+    assert code.has_tiles == (cpu_has_them and system_lends_them)
+    assert bool(asked) == cpu_has_them
+    assert code.address(NAME)
+    if code.has_tiles:
+        assert code.address("gate")
+    else:
+        with pytest.raises(KeyError):
+            code.address("gate")
+    system_lends_them = not system_lends_them
+    assert load_kernels().has_tiles == (cpu_has_them and system_lends_them)
+    assert len(compiled) == (2 if cpu_has_them else 1)
+
+
 def test_a_cpu_without_half_precision_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """LLVM ended the process: Symbol not found: __extendhfsf2."""
     features = binding.get_host_cpu_features()

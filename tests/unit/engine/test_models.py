@@ -18,6 +18,7 @@ from engine.torch_core.batch import build_batch
 from engine.torch_core.decode_graphs import DecodeGraphs
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import read_spec
+from engine.torch_core.panel_linear import PanelLinear
 from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
@@ -41,8 +42,8 @@ PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Callable[[str, str], Model]:
-    def build(family: str, weight_format: str) -> Model:
+def load(tmp_path: Path) -> Callable[..., Model]:
+    def build(family: str, weight_format: str, without_tiles: bool = False) -> Model:
         save_tiny_model(family, tmp_path)
         spec = read_spec(read_json(tmp_path, "config.json"))
         checkpoint = Checkpoint(tmp_path)
@@ -54,18 +55,24 @@ def load(tmp_path: Path) -> Callable[[str, str], Model]:
             device=cpu,
             dtype=torch.float32,
             max_len=spec.max_position,
-            kernels=None if weight_format == "plain" else kernels(),
+            kernels=None if weight_format == "plain" else kernels(without_tiles),
         )
 
     return build
 
 
 def logits_of(
-    model: Model, pieces: list[int], max_lookup_tokens: int, kind: str = "", weight_format: str = "float32"
+    model: Model,
+    pieces: list[int],
+    max_lookup_tokens: int,
+    kind: str = "",
+    weight_format: str = "float32",
+    without_tiles: bool = False,
 ) -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
     block_size = 8
-    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format, kernels())
+    loaded = kernels(without_tiles)
+    attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format, loaded)
     graphs = None
     if kind:
         attention = gpu_attention(kind, model.spec, 64, block_size, max_len=256)
@@ -93,9 +100,7 @@ def logits_of(
     [(1, ""), (1000, ""), (1, "gather"), (1, "flash")],
     ids=["prefill", "lookup", "gather", "flash"],
 )
-def test_logits_equal_transformers(
-    load: Callable[[str, str], Model], family: str, max_lookup_tokens: int, kind: str
-) -> None:
+def test_logits_equal_transformers(load: Callable[..., Model], family: str, max_lookup_tokens: int, kind: str) -> None:
     logits = logits_of(load(family, "float32"), [70, 1, 9, 1, 69], max_lookup_tokens, kind)
     with torch.inference_mode():
         expected = reference_model(family)(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
@@ -106,13 +111,23 @@ def test_logits_equal_transformers(
 @pytest.mark.parametrize(
     ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
 )
-def test_weight_formats_come_close(load: Callable[[str, str], Model], weight_format: str, tolerance: float) -> None:
+def test_weight_formats_come_close(load: Callable[..., Model], weight_format: str, tolerance: float) -> None:
     pieces = [60, 1, 8, 9, 72]  # kernels differ by the number of rows
     attention = "float32" if weight_format == "plain" else weight_format
     logits = logits_of(load("qwen2", weight_format), pieces, 1, weight_format=attention)
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance
+
+
+def test_bfloat16_comes_close_without_a_matrix_unit(load: Callable[..., Model]) -> None:
+    """As most CPUs compute it: products of a few rows by kernels of our own, of more by oneDNN."""
+    model = load("llama-biased", "bfloat16", without_tiles=True)
+    assert isinstance(model._head, PanelLinear)
+    logits = logits_of(model, [60, 1, 8, 9, 72], 1, weight_format="bfloat16", without_tiles=True)
+    with torch.inference_mode():
+        expected = reference_model("llama-biased")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
+    assert (logits - expected).norm() / expected.norm() < 0.03
 
 
 def test_greedy_ids_alone_and_batched(tmp_path: Path) -> None:

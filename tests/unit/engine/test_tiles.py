@@ -1,0 +1,230 @@
+"""Linear layers by a CPU's matrix unit: beside float64, and bitwise the same in any batch and by any threads."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.torch_core import tile_linear
+from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
+from engine.torch_core.tile_linear import ROW_BLOCK_BYTES, TileGate, TileLinear
+from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, random, threads
+from tests.helpers.loaded_kernels import kernels, require_tiles
+
+NUM_ROWS = st.integers(0, 100) | st.sampled_from([1, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96])
+IN_FEATURES = st.integers(1, 200) | st.sampled_from([31, 32, 33, 64, 256])
+OUT_FEATURES = st.integers(1, 100) | st.sampled_from([15, 16, 17, 31, 32, 33, 64])
+ROW_BLOCKS = st.sampled_from([1, 64 * 200 * 2, ROW_BLOCK_BYTES])  # bytes: blocks of 32 rows, of a few times 32, of all
+
+HALF_ULP = 2.0**-8  # of bfloat16, of the number itself
+MOST_ROWS = 2 * TILE_ROWS  # that are computed at once
+
+some = settings(max_examples=300)
+few = settings(max_examples=100)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiles() -> None:
+    require_tiles()
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x.bfloat16().double()
+
+
+class Layers:
+    """A linear layer and a gate of random weights, with their exact results and what float32 sums may be off."""
+
+    def __init__(self, in_features: int, out_features: int, has_bias: bool, seed: int) -> None:
+        normal = random(seed)
+        self.gate_weight, self.up_weight = normal(out_features, in_features), normal(out_features, in_features)
+        self.biases = (normal(out_features), normal(out_features)) if has_bias else None
+        self.pack()
+
+    def pack(self, row_block_bytes: int = ROW_BLOCK_BYTES) -> None:
+        """For the number of threads there is now."""
+        loaded = kernels()
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(tile_linear, "ROW_BLOCK_BYTES", row_block_bytes)
+            self.linear = TileLinear(self.gate_weight, self.biases and self.biases[0], loaded)
+            self.gate = TileGate(self.gate_weight, self.up_weight, self.biases, loaded)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Both results side by side, float32."""
+        return torch.cat([self.linear(x), self.gate(x)], dim=1)
+
+    def exact(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """Of the gate's weight, 0, or the up's, 1; the error is that of any order of the sum."""
+        weight = rounded((self.gate_weight, self.up_weight)[number]).T
+        bias = self.biases[number].double() if self.biases else torch.zeros(weight.size(1)).double()
+        magnitudes = rounded(x).abs() @ weight.abs() + bias.abs()
+        return rounded(x) @ weight + bias, (len(weight) + 1) * 2.0**-24 * magnitudes
+
+
+shapes = given(
+    num_rows=NUM_ROWS,
+    in_features=IN_FEATURES,
+    out_features=OUT_FEATURES,
+    has_bias=st.booleans(),
+    row_block_bytes=ROW_BLOCKS,
+    seed=SEEDS,
+)
+
+
+@some
+@shapes
+def test_linear(
+    num_rows: int, in_features: int, out_features: int, has_bias: bool, row_block_bytes: int, seed: int
+) -> None:
+    layers = Layers(in_features, out_features, has_bias, seed)
+    layers.pack(row_block_bytes)
+    x = random(seed + 1)(num_rows, in_features)
+    before = x.clone()
+    output = layers.linear(x)
+    exact, error = layers.exact(x, 0)
+    assert output.is_contiguous()
+    assert_near(output, exact, 0, error)
+    assert torch.equal(x, before)
+    assert torch.equal(layers.linear(x.bfloat16()), output)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+@few
+@shapes
+def test_gate(
+    num_rows: int, in_features: int, out_features: int, has_bias: bool, row_block_bytes: int, seed: int, scale: float
+) -> None:
+    """Rounded to bfloat16 once; of sums so great that their exponentials are not finite in float32, too."""
+    layers = Layers(in_features, out_features, has_bias, seed)
+    layers.pack(row_block_bytes)
+    x = random(seed + 1)(num_rows, in_features) * scale
+    output = layers.gate(x)
+    (gates, gate_error), (ups, up_error) = (layers.exact(x, number) for number in (0, 1))
+    exact = F.silu(gates) * ups
+    slope = 1.1  # the greatest of silu
+    error = slope * gate_error * (ups.abs() + up_error) + F.silu(gates).abs() * up_error + 1e-6 * exact.abs() + 1e-29
+    assert output.is_contiguous()
+    assert_near(output, exact, HALF_ULP, 1.01 * error, torch.bfloat16)
+
+
+def test_sums_are_not_rounded_before_the_end() -> None:
+    """A float32 keeps 1 beside 2^16, which bfloat16 does not; and a bias is float32."""
+    weight = torch.tensor([[2.0**16, 1.0, -(2.0**16)]])
+    linear = TileLinear(weight, torch.tensor([1 + 2.0**-20]), kernels())
+    assert linear(torch.ones(1, 3)).item() == 2 + 2.0**-20
+
+
+@few
+@given(
+    num_rows=NUM_ROWS.filter(bool),
+    in_features=IN_FEATURES,
+    out_features=OUT_FEATURES,
+    row_block_bytes=ROW_BLOCKS,
+    seed=SEEDS,
+)
+def test_a_row_is_bitwise_the_same_in_any_batch_by_any_threads(
+    num_rows: int, in_features: int, out_features: int, row_block_bytes: int, seed: int
+) -> None:
+    layers = Layers(in_features, out_features, True, seed)
+    x = random(seed + 1)(num_rows, in_features)
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(num_rows))
+    with threads(1):
+        layers.pack()
+        expected = torch.cat([layers(row[None]) for row in x])
+    for count in (1, 2, 3):
+        with threads(count):
+            layers.pack(row_block_bytes)
+            assert torch.equal(layers(x), expected)
+            assert torch.equal(layers(x[order]), expected[order])
+            assert torch.equal(layers(x[num_rows // 3 :]), expected[num_rows // 3 :])
+
+
+@few
+@given(num_rows=NUM_ROWS.filter(bool), in_features=IN_FEATURES, out_features=OUT_FEATURES, bad=BAD, seed=SEEDS)
+def test_what_is_not_a_number_stays_in_its_row(
+    num_rows: int, in_features: int, out_features: int, bad: float, seed: int
+) -> None:
+    """And is in all of that row's results."""
+    layers = Layers(in_features, out_features, True, seed)
+    generator = np.random.default_rng(seed)
+    x = random(seed + 1)(num_rows, in_features)
+    row, column = int(generator.integers(num_rows)), int(generator.integers(in_features))
+    expected = layers(x)
+    x[row, column] = bad
+    output = layers(x)
+    assert not output[row].isfinite().any()
+    if np.isnan(bad):
+        assert output[row].isnan().all()
+    others = torch.arange(num_rows) != row
+    assert torch.equal(output[others], expected[others])
+
+
+def compute(layer: TileLinear | TileGate, x: Tensor, output: Tensor) -> None:
+    """Into memory of the test, with padded columns; x is bfloat16 and is not copied."""
+    layer._product(x, output)
+
+
+def empty_output(layer: TileLinear | TileGate, num_rows: int) -> Tensor:
+    is_gate = isinstance(layer, TileGate)
+    num_columns = layer._product.num_panels * (TILE_ROWS if is_gate else 2 * TILE_ROWS)
+    return torch.empty(num_rows, num_columns, dtype=torch.bfloat16 if is_gate else torch.float32)
+
+
+@few
+@given(num_rows=NUM_ROWS, depth=st.integers(1, 4), out_features=OUT_FEATURES, row_block_bytes=ROW_BLOCKS, seed=SEEDS)
+def test_rows_before_and_behind_are_neither_read_nor_written(
+    num_rows: int, depth: int, out_features: int, row_block_bytes: int, seed: int
+) -> None:
+    layers = Layers(TILE_DEPTH * depth, out_features, True, seed)
+    layers.pack(row_block_bytes)
+    x = random(seed + 1)(num_rows, TILE_DEPTH * depth).bfloat16()
+    ours = slice(MOST_ROWS, MOST_ROWS + num_rows)
+    for layer in (layers.linear, layers.gate):
+        inputs = torch.full((num_rows + 2 * MOST_ROWS, x.size(1)), torch.nan).bfloat16()
+        inputs[ours] = x
+        outputs = empty_output(layer, len(inputs)).fill_(7)
+        compute(layer, inputs[ours], outputs[ours])
+        assert torch.equal(outputs[ours, :out_features], layer(x))
+        assert (outputs[: ours.start] == 7).all()
+        assert (outputs[ours.stop :] == 7).all()
+
+
+def test_no_byte_behind_weights_and_rows_is_touched() -> None:
+    """The process would die; what is fetched ahead does no harm."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        pool.submit(compute_at_ends_of_memory).result(timeout=100)
+
+
+def compute_at_ends_of_memory() -> None:
+    for num_rows in (1, 15, 16, 17, 31, 32, 33, 50):
+        for in_features, out_features in ((32, 16), (96, 100)):
+            layers = Layers(in_features, out_features, True, num_rows)
+            x = random(num_rows)(num_rows, in_features).bfloat16()
+            for layer in (layers.linear, layers.gate):
+                expected, product = layer(x), layer._product
+                product._weight, product._bias = at_an_end(product._weight), at_an_end(product._bias)
+                product._addresses = (product._weight.data_ptr(), product._bias.data_ptr())
+                output = at_an_end(empty_output(layer, num_rows))
+                compute(layer, at_an_end(x), output)
+                assert torch.equal(output[:, :out_features], expected)
+
+
+def at_an_end(tensor: Tensor) -> Tensor:
+    """A copy, behind which the process may not even read."""
+    num_bytes = tensor.numel() * tensor.itemsize
+    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=size - num_bytes)
+    behind = ctypes.c_void_p(copy.data_ptr() + num_bytes)
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return copy.view(tensor.shape).copy_(tensor)

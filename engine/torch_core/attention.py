@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from engine.torch_core.batch import PrefillRun, StepBatch
-from engine.torch_core.kernels.calls import Kernels
+from engine.torch_core.kernels.calls import Kernel, Kernels
+from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, attend_tiles_bytes
+from engine.torch_core.linear import input_dtype
 from engine.torch_core.model_spec import ModelSpec
 from engine.torch_core.prefill_attention import ATTEND, causal_mask
 from engine.torch_core.row_ops import SHARE_ROWS_FROM
@@ -38,7 +40,6 @@ class _Lookup:
     num_segments: int
     is_split: bool  # whether a row has more than one segment
     partials: Tensor  # (num_segments, num_heads, head_dim + 2)
-    output: Tensor  # (num_rows, num_heads * head_dim) float32
     addresses: tuple[int, ...]  # of segment_rows, first_segments, context_lens, block_starts, blocks
     arrays: tuple[Tensor, ...]
 
@@ -54,6 +55,7 @@ class CpuAttention:
     """The KV cache of all layers and attention over it."""
 
     def __init__(self, spec: ModelSpec, num_blocks: int, block_size: int, weight_format: str, kernels: Kernels) -> None:
+        """See ``linear.input_dtype`` for the dtype of results."""
         self.spec = spec
         self.block_size = block_size
         dtype = _cache_dtype(weight_format)
@@ -66,14 +68,21 @@ class CpuAttention:
         self._addresses = [
             (keys.data_ptr(), values.data_ptr()) for keys, values in zip(self._keys, self._values, strict=True)
         ]
-        cache = str(dtype).removeprefix("torch.")
+        self._output_dtype = input_dtype(weight_format, kernels)
+        cache, output = (str(name).removeprefix("torch.") for name in (dtype, self._output_dtype))
         self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, runs=1)
-        self._attend = kernels.kernel(f"attend_{cache}", 2)
-        self._merge = kernels.kernel("merge", SHARE_ROWS_FROM, runs=1)
+        self._attend = kernels.kernel(f"attend_{cache}_{output}", 2)
+        self._merge = kernels.kernel(f"merge_{output}", SHARE_ROWS_FROM, runs=1)
         self._segment = max(1, SEGMENT_TOKENS // block_size) * block_size
         group = spec.num_heads // heads
         self._workspaces = torch.empty(kernels.num_threads, group, 2 * dim + block_size + 2)
+        self._attend_tiles: Kernel | None = None
+        if self._output_dtype is torch.bfloat16 and dim % TILE_DEPTH == 0 and block_size % TILE_DEPTH == 0:
+            self._attend_tiles = kernels.kernel("attend_tiles", 2)
+            size = attend_tiles_bytes(group, dim, block_size)
+            self._tile_workspaces = torch.empty(kernels.num_threads, size, dtype=torch.uint8)
         self._write_to: tuple[Tensor, Tensor]
+        self._output: Tensor  # (num_rows, num_heads * head_dim), of one layer after the other
         self._lookup: _Lookup
         self._prefills: list[_Prefill] = []
 
@@ -85,6 +94,8 @@ class CpuAttention:
     def begin(self, batch: StepBatch) -> None:
         """Build a step's index arrays, which all layers share."""
         self._write_to = (torch.from_numpy(batch.write_blocks), torch.from_numpy(batch.write_offsets))
+        size = self.spec.num_heads * self.spec.head_dim
+        self._output = torch.empty(len(batch.positions), size, dtype=self._output_dtype)
         self._lookup = self._plan_lookup(batch)
         self._prefills = [self._plan_prefill(run) for run in batch.prefills]
 
@@ -92,9 +103,9 @@ class CpuAttention:
         """Store the rows' keys and values, then attend.
 
         query (num_rows, num_heads, head_dim), key and value (num_rows, num_kv_heads, head_dim), float32, rotated, their
-        rows contiguous; returns (num_rows, num_heads * head_dim) float32.
+        rows contiguous; returns (num_rows, num_heads * head_dim), which the next layer's replaces.
         """
-        spec, lookup = self.spec, self._lookup
+        spec = self.spec
         blocks, offsets = self._write_to
         num_rows, keys_and_values = query.size(0), self._addresses[layer]
         self._store(
@@ -109,16 +120,19 @@ class CpuAttention:
             value.data_ptr(),
             *keys_and_values,
         )
-        outputs = []
-        if lookup.num_rows:
-            self._look_up(lookup, query, keys_and_values)
-            outputs = [lookup.output]
-        outputs += [self._prefill(layer, query, key, value, prefill) for prefill in self._prefills]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if self._lookup.num_rows:
+            self._look_up(self._lookup, query, keys_and_values)
+        for prefill in self._prefills:
+            if self._attend_tiles is not None:
+                self._prefill_by_tiles(self._attend_tiles, prefill, query, keys_and_values)
+            else:
+                rows = slice(prefill.run.lo, prefill.run.hi)
+                self._output[rows] = self._prefill(layer, query, key, value, prefill)
+        return self._output
 
     def _look_up(self, lookup: _Lookup, query: Tensor, keys_and_values: tuple[int, int]) -> None:
         spec = self.spec
-        partials, output = lookup.partials.data_ptr(), lookup.output.data_ptr()
+        partials, output = lookup.partials.data_ptr(), self._output.data_ptr()
         self._attend(
             lookup.num_segments * spec.num_kv_heads,
             spec.num_heads,
@@ -140,6 +154,27 @@ class CpuAttention:
             lens = (spec.num_heads, spec.head_dim, self._segment)
             self._merge(num_tasks, *lens, first_segments, context_lens, partials, output)
 
+    def _prefill_by_tiles(
+        self, attend: Kernel, prefill: _Prefill, query: Tensor, keys_and_values: tuple[int, int]
+    ) -> None:
+        spec, run = self.spec, prefill.run
+        num_rows = run.hi - run.lo
+        attend(
+            -(-num_rows // QUERY_BLOCK) * spec.num_kv_heads,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            self.block_size,
+            num_rows,
+            run.start,
+            query.stride(0),
+            prefill.blocks.data_ptr(),
+            query[run.lo].data_ptr(),
+            *keys_and_values,
+            self._tile_workspaces.data_ptr(),
+            self._output[run.lo].data_ptr(),
+        )
+
     def _prefill(self, layer: int, query: Tensor, key: Tensor, value: Tensor, prefill: _Prefill) -> Tensor:
         run = prefill.run
         rows = slice(run.lo, run.hi)
@@ -153,7 +188,10 @@ class CpuAttention:
         return ATTEND[dtype](query[rows] * self.spec.head_dim**-0.5, keys.to(dtype), values.to(dtype), prefill.mask)
 
     def _plan_prefill(self, run: PrefillRun) -> _Prefill:
-        return _Prefill(run, torch.from_numpy(run.blocks), causal_mask(run.hi - run.lo, run.start, self._prefill_dtype))
+        mask = None
+        if self._attend_tiles is None:
+            mask = causal_mask(run.hi - run.lo, run.start, self._prefill_dtype)
+        return _Prefill(run, torch.from_numpy(run.blocks), mask)
 
     def _plan_lookup(self, batch: StepBatch) -> _Lookup:
         spec = self.spec
@@ -169,7 +207,6 @@ class CpuAttention:
             num_segments=len(segment_rows),
             is_split=len(segment_rows) > len(num_segments),
             partials=torch.empty(len(segment_rows), spec.num_heads, spec.head_dim + 2),
-            output=torch.empty(len(num_segments), spec.num_heads * spec.head_dim),
             addresses=tuple(array.data_ptr() for array in arrays),
             arrays=arrays,
         )

@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import binding
 from numba import types
 
-from engine.torch_core.kernels import linear, paged_attention, rows, tile_linear
+from engine.torch_core.kernels import linear, paged_attention, rows, tile_attention, tile_linear
 from engine.torch_core.kernels.layout import HEADER
 
 # A kernel's worker, which any number of threads run at once on one frame of int64: the next task, the next thread, the
@@ -56,11 +56,19 @@ KERNELS: dict[str, Any] = {
     "gate": rows.gate,
     "rotate": rows.rotate,
     "linear": linear.linear,
-    **paged_attention.cache_kernels("float32"),
-    **paged_attention.cache_kernels("float16"),
-    "merge": paged_attention.merge,
+    "store_float32": paged_attention.store_kernel("float32"),
+    "store_float16": paged_attention.store_kernel("float16"),
+    "attend_float32_float32": paged_attention.attend_kernel("float32", "float32"),
+    "attend_float16_float32": paged_attention.attend_kernel("float16", "float32"),
+    "attend_float16_bfloat16": paged_attention.attend_kernel("float16", "bfloat16"),
+    "merge_float32": paged_attention.merge_kernel("float32"),
+    "merge_bfloat16": paged_attention.merge_kernel("bfloat16"),
 }
-TILE_KERNELS: dict[str, Any] = {"tile_linear": tile_linear.tile_linear, "tile_gate": tile_linear.tile_gate}
+TILE_KERNELS: dict[str, Any] = {
+    "tile_linear": tile_linear.tile_linear,
+    "tile_gate": tile_linear.tile_gate,
+    "attend_tiles": tile_attention.attend_tiles,
+}
 
 
 def compile_kernels(machine: binding.TargetMachine, with_tiles: bool) -> bytes:

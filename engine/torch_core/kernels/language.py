@@ -16,7 +16,6 @@ from numba.extending import intrinsic
 
 # Sums may be reordered, which makes vectors of them; NaN and infinity mean what they always do.
 compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
-compiled_for_numbers = njit(fastmath=True, error_model="numpy")  # where NaN may give any result
 
 CACHE_LINE = 64  # bytes
 
@@ -37,8 +36,8 @@ def _as(item: types.Type) -> Any:
     return as_pointer
 
 
-_as_floats, _as_bits, _as_ints, _as_octets = (
-    _as(item) for item in (types.float32, types.uint16, types.int64, types.uint8)
+_as_floats, _as_halves, _as_ints, _as_words, _as_octets = (
+    _as(item) for item in (types.float32, types.uint16, types.int64, types.uint32, types.uint8)
 )
 
 
@@ -51,13 +50,19 @@ def floats(address: Address, shape: tuple[int, ...]) -> Array:
 @compiled
 def halves(address: Address, shape: tuple[int, ...]) -> Array:
     """The float16 or bfloat16 array at an address, as bits in uint16."""
-    return carray(_as_bits(address), shape)
+    return carray(_as_halves(address), shape)
 
 
 @compiled
 def ints(address: Address, shape: tuple[int, ...]) -> Array:
     """The int64 array at an address."""
     return carray(_as_ints(address), shape)
+
+
+@compiled
+def words(address: Address, shape: tuple[int, ...]) -> Array:
+    """The uint32 array at an address."""
+    return carray(_as_words(address), shape)
 
 
 @compiled
@@ -85,6 +90,19 @@ def _half_of_float(builder: Any, value: Any) -> Any:
 float_of_half = _convert(types.uint16, types.float32, _float_of_half)
 half_of_float = _convert(types.float32, types.uint16, _half_of_float)
 float_of_bits = _convert(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
+
+
+@intrinsic
+def greater(_: Any, first: Any, second: Any) -> Any:
+    """Of two float32; NaN, if one is. The compiler makes vectors of a loop of it, which of a comparison it does not."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 2)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.maximum.f32"), arguments)
+
+    return types.float32(types.float32, types.float32), generate
+
+
 bits_of_float = _convert(types.float32, types.uint32, lambda builder, value: builder.bitcast(value, ir.IntType(32)))
 double_of_bits = _convert(types.int64, types.float64, lambda builder, bits: builder.bitcast(bits, ir.DoubleType()))
 

@@ -51,6 +51,8 @@ def load_kernels() -> MachineCode:
     if host_features.get("f16c") is False:  # the code that would be made calls a library that is not there
         raise StartupError("the torch engine needs a CPU with F16C, which x86-64 ones have had since 2012")
     features = host_features.flatten()
+    if host_features.get("avx512bf16"):  # LLVM takes half of the registers, since CPUs before these slow down
+        features += ",-prefer-256-bit"
     machine = binding.Target.from_default_triple().create_target_machine(cpu=cpu, features=features, opt=3, jit=True)
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     has_tiles = bool(host_features.get("amx-bf16")) and _may_use_tiles()
@@ -61,7 +63,7 @@ def load_kernels() -> MachineCode:
     code = _read(file)
     if code is None:
         log.info("compiling kernels for this CPU (%s), once: some seconds", cpu)
-        code = _compile(machine, has_tiles)
+        code = _compile(machine, cpu, features, has_tiles)
         _write(file, code)
     return MachineCode(code, machine, has_tiles)
 
@@ -71,11 +73,14 @@ def _may_use_tiles() -> bool:
     return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA) == 0)
 
 
-def _compile(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
+def _compile(machine: binding.TargetMachine, cpu: str, features: str, with_tiles: bool) -> bytes:
     """Without the user's settings of numba, which make other code or none, and are not in the file's name."""
     for setting in [name for name in os.environ if name.startswith("NUMBA_")]:
         del os.environ[setting]
-    from engine.torch_core.kernels.compiler import compile_kernels  # numba reads them when it is imported
+    from numba import config  # it reads them when it is imported
+
+    config.CPU_NAME, config.CPU_FEATURES = cpu, features
+    from engine.torch_core.kernels.compiler import compile_kernels
 
     return compile_kernels(machine, with_tiles)
 

@@ -22,24 +22,24 @@ from engine.torch_core.kernels.language import (
     Float,
     add_product,
     compiled,
-    compiled_for_numbers,
     floats,
+    greater,
     ints,
 )
 from engine.torch_core.kernels.rows import exp
 
 
-@compiled_for_numbers
-def _greatest(x: Array, least: Float) -> Float:
+@compiled
+def greatest(x: Array, least: Float) -> Float:
+    """Of x and ``least``."""
     for i in range(len(x)):
-        least = x[i] if x[i] > least else least
+        least = greater(least, x[i])
     return least
 
 
-def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
-    """Kernels for a cache of float32 or float16."""
+def store_kernel(dtype: str) -> Callable[..., None]:
+    """For a cache of float32 or float16."""
     cells, width, save = DTYPES[dtype]
-    add = add_product(dtype == "float16")
 
     @compiled
     def store(
@@ -70,6 +70,16 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
             for i in range(head_dim):
                 key[i, offset] = save(new_key[i])
                 value[offset, i] = save(new_value[i])
+
+    kernel: Callable[..., None] = store
+    return kernel
+
+
+def attend_kernel(dtype: str, output_dtype: str) -> Callable[..., None]:
+    """For a cache of float32 or float16, and results of float32 or bfloat16."""
+    _, width, _ = DTYPES[dtype]
+    results, result_width, save = DTYPES[output_dtype]
+    add = add_product(dtype == "float16")
 
     @compiled
     def attend(
@@ -137,12 +147,13 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
                 keys + place, block_size * width, weights_at, block_size * 4, values - keys,
             )  # fmt: skip
             for j in range(group):
-                top = _greatest(weights[j, :count], tops[j, 0])
+                top = greatest(weights[j, :count], tops[j, 0])
                 shrink = exp(tops[j, 0] - top)
                 total = np.float32(0)
                 for t in range(count):
-                    weights[j, t] = exp(weights[j, t] - top)
-                    total += weights[j, t]
+                    weight = exp(weights[j, t] - top)
+                    weights[j, t] = weight
+                    total += weight
                 for i in range(head_dim):
                     sums[j, i] *= shrink
                 tops[j, 0] = top
@@ -153,10 +164,10 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
             )  # fmt: skip
             place = next_place
         if context <= segment_size:
-            result = floats(output + (row * num_heads + head * group) * head_dim * 4, (group, head_dim))
+            result = results(output + (row * num_heads + head * group) * head_dim * result_width, (group, head_dim))
             for j in range(group):
                 for i in range(head_dim):
-                    result[j, i] = sums[j, i] / tops[j, 1]
+                    result[j, i] = save(sums[j, i] / tops[j, 1])
         else:
             place = (segment * num_heads + head * group) * (head_dim + 2) * 4
             partial = floats(partials + place, (group, head_dim + 2))
@@ -166,40 +177,48 @@ def cache_kernels(dtype: str) -> dict[str, Callable[..., None]]:
                 partial[j, head_dim] = tops[j, 0]
                 partial[j, head_dim + 1] = tops[j, 1]
 
-    return {f"store_{dtype}": store, f"attend_{dtype}": attend}
+    kernel: Callable[..., None] = attend
+    return kernel
 
 
-@compiled
-def merge(
-    task: int,
-    slot: int,
-    num_heads: int,
-    head_dim: int,
-    segment_size: int,
-    first_segments: Address,
-    context_lens: Address,
-    partials: Address,
-    output: Address,
-) -> None:
-    """Merge the segments of a row and a head, in their order; a task is (row, head). See ``attend``."""
-    row, head = task // num_heads, task % num_heads
-    context = ints(context_lens, (row + 1,))[row]
-    if context <= segment_size:
-        return
-    first = ints(first_segments, (row + 1,))[row]
-    last = first + (context - 1) // segment_size
-    parts = floats(partials, (last + 1, num_heads, head_dim + 2))
-    result = floats(output + task * head_dim * 4, (head_dim,))
-    top = parts[first, head, head_dim]
-    for segment in range(first + 1, last + 1):
-        top = max(top, parts[segment, head, head_dim])
-    total = np.float32(0)
-    for i in range(head_dim):
-        result[i] = 0
-    for segment in range(first, last + 1):
-        share = exp(parts[segment, head, head_dim] - top)
-        total += share * parts[segment, head, head_dim + 1]
+def merge_kernel(output_dtype: str) -> Callable[..., None]:
+    """For results of float32 or bfloat16."""
+    results, width, save = DTYPES[output_dtype]
+
+    @compiled
+    def merge(
+        task: int,
+        slot: int,
+        num_heads: int,
+        head_dim: int,
+        segment_size: int,
+        first_segments: Address,
+        context_lens: Address,
+        partials: Address,
+        output: Address,
+    ) -> None:
+        """Merge the segments of a row and a head, in their order; a task is (row, head). See ``attend``."""
+        row, head = task // num_heads, task % num_heads
+        context = ints(context_lens, (row + 1,))[row]
+        if context <= segment_size:
+            return
+        first = ints(first_segments, (row + 1,))[row]
+        last = first + (context - 1) // segment_size
+        parts = floats(partials, (last + 1, num_heads, head_dim + 2))
+        result = results(output + task * head_dim * width, (head_dim,))
+        top = parts[first, head, head_dim]
+        for segment in range(first + 1, last + 1):
+            top = max(top, parts[segment, head, head_dim])
+        total = np.float32(0)
+        for segment in range(first, last + 1):
+            share = exp(parts[segment, head, head_dim] - top)
+            parts[segment, head, head_dim] = share
+            total += share * parts[segment, head, head_dim + 1]
         for i in range(head_dim):
-            result[i] += share * parts[segment, head, i]
-    for i in range(head_dim):
-        result[i] /= total
+            sum_ = np.float32(0)
+            for segment in range(first, last + 1):
+                sum_ += parts[segment, head, head_dim] * parts[segment, head, i]
+            result[i] = save(sum_ / total)
+
+    kernel: Callable[..., None] = merge
+    return kernel

@@ -13,6 +13,8 @@ from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
 from engine.torch_core.kernels.rows import silu
 from engine.torch_core.kernels.tiles import (
     CONFIGURATION,
+    MOST_ROWS,
+    PANEL_COLUMNS,
     SUMS,
     TILE,
     add_product,
@@ -23,9 +25,6 @@ from engine.torch_core.kernels.tiles import (
     start_sums,
     store_sums,
 )
-
-MOST_ROWS = 2 * TILE_ROWS  # that are computed at once
-PANEL_COLUMNS = 2 * TILE_ROWS
 
 
 @compiled

@@ -23,6 +23,8 @@ from engine.torch_core.kernels.layout import TILE_ROWS
 # The registers: sums by their row and column, the two left tiles of a product, the two right ones.
 SUMS_00, SUMS_01, SUMS_10, SUMS_11, UPPER, LOWER, LEFT, RIGHT = range(8)
 TILE = 1024  # bytes of a tile
+ROW = 128  # bytes of two sums' row
+MOST_ROWS, PANEL_COLUMNS = 2 * TILE_ROWS, 2 * TILE_ROWS  # that are computed at once
 SUMS = 4 * TILE  # bytes
 CONFIGURATION = 64  # bytes
 AHEAD = 4096  # bytes: a CPU by itself does not fetch ahead beyond a page
@@ -159,6 +161,16 @@ def start_sums(num_rows: int, row: Address) -> None:
     if num_rows > TILE_ROWS:
         load_tile(SUMS_10, row, 0)
         load_tile(SUMS_11, row + CACHE_LINE, 0)
+
+
+@compiled
+def load_sums(num_rows: int, source: Address, stride: int) -> None:
+    """Sums = source (num_rows, 32) float32, rows ``stride`` bytes apart."""
+    load_tile(SUMS_00, source, stride)
+    load_tile(SUMS_01, source + CACHE_LINE, stride)
+    if num_rows > TILE_ROWS:
+        load_tile(SUMS_10, source + TILE_ROWS * stride, stride)
+        load_tile(SUMS_11, source + TILE_ROWS * stride + CACHE_LINE, stride)
 
 
 @compiled

@@ -2,7 +2,6 @@
 
 Engine process. What can be done once is done at load:
 
-* The weights of a norm are multiplied into the matrices that read its output.
 * The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation a
   complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
 * q, k and v are one matrix, gate and up another, unless their kernels are (``linear.pack_gate``).
@@ -40,10 +39,12 @@ class Attention(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
+    input_norm: Tensor  # (hidden_size,)
     qkv: Linear
     q_norm: Tensor | None  # (head_dim,), reordered as the heads are
     k_norm: Tensor | None
     o: Linear
+    post_norm: Tensor
     gate: Linear  # silu(gate) * up
     down: Linear
 
@@ -80,7 +81,8 @@ class Model:
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
         head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
-        self._head = load.head(head.float() * checkpoint["model.norm.weight"].float())
+        self._norm = load.tensor("model.norm.weight")
+        self._head = load.head(head)
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""
@@ -90,16 +92,17 @@ class Model:
         x = self._embeddings.index_select(0, token_ids).to(self._dtype)
         delta = None  # what the last layer adds to x
         for index, layer in enumerate(self._layers):
-            qkv = layer.qkv(ops.norm(x, delta)).to(self._dtype).view(-1, num_q + 2 * num_k, spec.head_dim)
+            qkv = layer.qkv(ops.norm(x, layer.input_norm, delta)).to(self._dtype)
+            qkv = qkv.view(-1, num_q + 2 * num_k, spec.head_dim)
             ops.rotate(qkv, layer.q_norm, layer.k_norm)
             query, key, value = qkv.split_with_sizes((num_q, num_k, num_k), 1)
             delta = layer.o(attention(index, query, key, value))
-            delta = layer.down(layer.gate(ops.norm(x, delta)))
+            delta = layer.down(layer.gate(ops.norm(x, layer.post_norm, delta)))
         return x if delta is None else x.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (num_rows, vocab_size) float32 of hidden states."""
-        return self._head(self._ops.norm(hidden)).float()
+        return self._head(self._ops.norm(hidden, self._norm)).float()
 
 
 class _Loader:
@@ -137,29 +140,27 @@ class _Loader:
     def layer(self, index: int) -> _Layer:
         spec = self._spec
         prefix = f"model.layers.{index}."
-        input_norm, post_norm = f"{prefix}input_layernorm.weight", f"{prefix}post_attention_layernorm.weight"
         norms = [f"{prefix}self_attn.{name}_norm.weight" for name in "qk"] if spec.qk_norm else []
         q_norm, k_norm = (_adjacent_pairs(self.tensor(name), 1) for name in norms) if norms else (None, None)
         return _Layer(
-            qkv=self._joined([f"{prefix}self_attn.{name}_proj" for name in "qkv"], spec.qkv_bias, input_norm),
+            input_norm=self.tensor(f"{prefix}input_layernorm.weight"),
+            qkv=self._joined([f"{prefix}self_attn.{name}_proj" for name in "qkv"], spec.qkv_bias),
             q_norm=q_norm,
             k_norm=k_norm,
             o=self._joined([f"{prefix}self_attn.o_proj"], spec.o_bias),
-            gate=self._gate(f"{prefix}mlp.", post_norm),
+            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
+            gate=self._gate(f"{prefix}mlp."),
             down=self._joined([f"{prefix}mlp.down_proj"], spec.mlp_bias),
         )
 
-    def _joined(self, names: list[str], has_bias: bool, norm: str = "") -> Linear:
-        weight = torch.cat([self._reorder(name, self._checkpoint[f"{name}.weight"]) for name in names]).float()
-        if norm:
-            weight *= self._checkpoint[norm].float()
+    def _joined(self, names: list[str], has_bias: bool) -> Linear:
+        weight = torch.cat([self._reorder(name, self._checkpoint[f"{name}.weight"]) for name in names])
         biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
         return self.pack(weight, torch.cat(biases) if biases else None)
 
-    def _gate(self, prefix: str, norm: str) -> Linear:
+    def _gate(self, prefix: str) -> Linear:
         names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
-        scale = self._checkpoint[norm].float()
-        gate, up = ((self._checkpoint[f"{name}.weight"] * scale).to(self._device, self._dtype) for name in names)
+        gate, up = (self.tensor(f"{name}.weight") for name in names)
         biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
         pair = (biases[0], biases[1]) if biases else None
         return pack_gate(gate, up, pair, self._format, self._kernels, self._ops.gate)

@@ -26,8 +26,8 @@ class RowOps(Protocol):
     def begin(self, positions: Tensor) -> None:
         """Prepare for a step's rows at these positions, (num_rows,) int64."""
 
-    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """x (num_rows, size) += delta; returns x over its root mean square, (num_rows, size)."""
+    def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
+        """x (num_rows, size) += delta; returns x over its root mean square, times weight (size,): (num_rows, size)."""
 
     def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         """Rotate queries and keys of qkv (num_rows, num_heads + 2 num_kv_heads, head_dim) in place.
@@ -57,18 +57,18 @@ class TorchRowOps:
         """See RowOps."""
         self._rotations = self._table.index_select(0, positions)
 
-    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
         """See RowOps."""
         if delta is not None:
             x.add_(delta)
-        return F.rms_norm(x, (x.shape[-1],), None, self._spec.rms_eps)
+        return F.rms_norm(x, (x.shape[-1],), weight, self._spec.rms_eps)
 
     def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:
         """See RowOps."""
         num_q, num_rotated = self._spec.num_heads, self._spec.num_heads + self._spec.num_kv_heads
         if q_norm is not None and k_norm is not None:
-            qkv[:, :num_q] = self.norm(qkv[:, :num_q]) * q_norm
-            qkv[:, num_q:num_rotated] = self.norm(qkv[:, num_q:num_rotated]) * k_norm
+            qkv[:, :num_q] = self.norm(qkv[:, :num_q], q_norm)
+            qkv[:, num_q:num_rotated] = self.norm(qkv[:, num_q:num_rotated], k_norm)
         rotated = qkv[:, :num_rotated]
         # There are no complex numbers of half precision that all kernels know.
         pairs = torch.view_as_complex(rotated.float().view(*rotated.shape[:2], -1, 2))
@@ -100,12 +100,13 @@ class CompiledRowOps:
         """See RowOps."""
         self._positions = positions
 
-    def norm(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
         """See RowOps."""
         num_rows, size = x.shape
         output = torch.empty(num_rows, size, dtype=self._norm_dtype)
         delta = None if delta is None else delta.float()
-        self._norm(num_rows, size, self._eps, x.data_ptr(), _address(delta), output.data_ptr())
+        addresses = (x.data_ptr(), _address(delta), weight.data_ptr(), output.data_ptr())
+        self._norm(num_rows, size, self._eps, *addresses)
         return output
 
     def rotate(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None) -> None:

@@ -60,8 +60,10 @@ def norm_kernel(dtype: str) -> Callable[..., None]:
     cells, width, save = DTYPES[dtype]
 
     @compiled
-    def add_norm(task: int, slot: int, size: int, eps_bits: int, x: Address, delta: Address, output: Address) -> None:
-        """x (num_rows, size) += delta, unless its address is 0; output = x over its root mean square.
+    def add_norm(
+        task: int, slot: int, size: int, eps_bits: int, x: Address, delta: Address, weight: Address, output: Address
+    ) -> None:
+        """x (num_rows, size) += delta, unless its address is 0; output = x over its root mean square, times weight.
 
         A task is a row.
         """
@@ -71,9 +73,10 @@ def norm_kernel(dtype: str) -> Callable[..., None]:
             for i in range(size):
                 row[i] += change[i]
         scale = inverse_rms(row, eps_bits)
+        weights = floats(weight, (size,))
         normed = cells(output + task * size * width, (size,))
         for i in range(size):
-            normed[i] = save(row[i] * scale)
+            normed[i] = save(row[i] * scale * weights[i])
 
     kernel: Callable[..., None] = add_norm
     return kernel

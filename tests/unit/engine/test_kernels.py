@@ -66,14 +66,15 @@ def test_norm(num_rows: int, size: int, eps: float, scale: float, delta_dtype: t
     x = normal(num_rows, size) * scale
     delta = None if delta_dtype is None else (normal(num_rows, size) * scale).to(delta_dtype)
     sums = x.clone() if delta is None else x + delta.float()
-    output = compiled.norm(x, delta)
+    weight = normal(size)
+    output = compiled.norm(x, weight, delta)
     assert torch.equal(x, sums)
-    assert_near(output, by_torch.norm(sums.double()), 1e-6)
+    assert_near(output, by_torch.norm(sums.double(), weight.double()), 1e-6)
 
 
 def test_norm_of_zeros_is_zero() -> None:
     compiled, _ = both(spec_of())
-    assert torch.equal(compiled.norm(torch.zeros(3, 7)), torch.zeros(3, 7))
+    assert torch.equal(compiled.norm(torch.zeros(3, 7), torch.ones(7)), torch.zeros(3, 7))
 
 
 # float32: NaNs, among them signalling ones and such as a carry would make 0, infinities, denormals
@@ -97,12 +98,12 @@ def test_norm_in_bfloat16(
         CompiledRowOps(spec_of(eps=eps), MAX_LEN, kernels(), dtype) for dtype in (torch.float32, torch.bfloat16)
     )
     normal = random(seed)
-    x, delta = normal(*shape) * scale, normal(*shape) if has_delta else None
+    x, delta, weight = normal(*shape) * scale, normal(*shape) if has_delta else None, normal(shape[1])
     if bits is not None:
         x[-1, seed % shape[1]] = torch.tensor(bits, dtype=torch.int32).view(torch.float32)
     rounded = x.clone()
-    expected = in_float32.norm(x, delta).bfloat16()
-    output = in_bfloat16.norm(rounded, delta)
+    expected = in_float32.norm(x, weight, delta).bfloat16()
+    output = in_bfloat16.norm(rounded, weight, delta)
     assert output.dtype is torch.bfloat16
     assert output[:-1].isfinite().all()
     for one, other in ((output, expected), (rounded, x)):
@@ -138,7 +139,7 @@ def test_rotate(
     before, expected = qkv.clone(), qkv.double()
     for ops, x in ((compiled, qkv), (by_torch, expected)):
         ops.begin(positions)
-        ops.rotate(x, q_norm, k_norm)
+        ops.rotate(x, *(None if norm is None else norm.to(x.dtype) for norm in (q_norm, k_norm)))
     # torch turns in float32 too; a sum of two products can be small beside them
     greatest = expected[:, :num_rotated].abs().amax(-1, keepdim=True)
     assert_near(qkv[:, :num_rotated], expected[:, :num_rotated], 0, 1e-6 * greatest)
@@ -208,7 +209,8 @@ def outputs(x: Tensor, ops: CompiledRowOps, linear: PanelLinear) -> Outputs:
     rotated = x[:, :24].reshape(-1, 3, 8).clone()
     ops.begin(torch.full((len(x),), MAX_LEN - 1))
     ops.rotate(rotated, None, None)
-    return {"norm": ops.norm(x.clone()), "gate": ops.gate(x), "rotate": rotated, "linear": linear(x)}
+    norm = ops.norm(x.clone(), torch.linspace(0.5, 2, x.size(1)))
+    return {"norm": norm, "gate": ops.gate(x), "rotate": rotated, "linear": linear(x)}
 
 
 @settings(max_examples=50, deadline=None)
@@ -265,9 +267,9 @@ def test_torchs_own_threads_compute(count: int) -> None:
         before = {thread.name for thread in running.iterdir()}
         loaded = kernels()
         assert loaded.num_threads == count
-        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100))
+        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100), torch.ones(100))
         PanelLinear(torch.ones(2 * PANEL, 8), None, loaded)(torch.ones(1, 8))  # two tasks
-        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100))
+        CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100), torch.ones(100))
         assert {thread.name for thread in running.iterdir()} == before
 
 

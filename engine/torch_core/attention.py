@@ -71,7 +71,8 @@ class CpuAttention:
         self._output_dtype = input_dtype(weight_format, kernels)
         cache, output = (str(name).removeprefix("torch.") for name in (dtype, self._output_dtype))
         self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, runs=1)
-        self._attend = kernels.kernel(f"attend_{cache}_{output}", 2)
+        self._attend_name = f"attend_{cache}_{output}"
+        self._attend = kernels.kernel(self._attend_name, 2)
         self._merge = kernels.kernel(f"merge_{output}", SHARE_ROWS_FROM, runs=1)
         self._segment = max(1, SEGMENT_TOKENS // block_size) * block_size
         group = spec.num_heads // heads
@@ -85,6 +86,24 @@ class CpuAttention:
         self._output: Tensor  # (num_rows, num_heads * head_dim), of one layer after the other
         self._lookup: _Lookup
         self._prefills: list[_Prefill] = []
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """Addresses of what a step without prefills gives to its kernels; all different."""
+        blocks, offsets = self._write_to
+        lookup = self._lookup
+        own = (blocks, offsets, lookup.partials, self._output)
+        return (*(tensor.data_ptr() for tensor in own), *lookup.addresses)
+
+    @property
+    def num_tasks(self) -> dict[str, int]:
+        """Of the kernels whose number of tasks follows from more than the number of rows; see ``is_split``."""
+        return {self._attend_name: self._lookup.num_segments * self.spec.num_kv_heads}
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a row of the step has more than one segment, which takes a call more."""
+        return self._lookup.is_split
 
     @staticmethod
     def bytes_per_token(spec: ModelSpec, weight_format: str) -> int:

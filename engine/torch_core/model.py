@@ -86,19 +86,29 @@ class Model:
 
     def forward(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Hidden states (num_rows, hidden_size) of token ids (num_rows,) int64, before the last norm."""
+        x = self.embed(token_ids)
+        return x.add_(self.layers(x, positions, attention))
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What the first layer reads, (num_rows, hidden_size), of token ids (num_rows,) int64."""
+        return self._embeddings.index_select(0, token_ids).to(self._dtype)
+
+    def layers(self, x: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """All layers; each adds its result to x, but for the last one's, which is returned."""
         spec, ops = self.spec, self._ops
         num_q, num_k = spec.num_heads, spec.num_kv_heads
         ops.begin(positions)
-        x = self._embeddings.index_select(0, token_ids).to(self._dtype)
         delta = None  # what the last layer adds to x
         for index, layer in enumerate(self._layers):
+            ops.begin_layer()
             qkv = layer.qkv(ops.norm(x, layer.input_norm, delta)).to(self._dtype)
             qkv = qkv.view(-1, num_q + 2 * num_k, spec.head_dim)
             ops.rotate(qkv, layer.q_norm, layer.k_norm)
             query, key, value = qkv.split_with_sizes((num_q, num_k, num_k), 1)
             delta = layer.o(attention(index, query, key, value))
             delta = layer.down(layer.gate(ops.norm(x, layer.post_norm, delta)))
-        return x if delta is None else x.add_(delta)
+        assert delta is not None  # ``read_spec`` refuses a model without layers
+        return delta
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (num_rows, vocab_size) float32 of hidden states."""

@@ -24,11 +24,12 @@ class PanelLinear:
         if bias is not None:
             self._bias[: self._out_features] = bias
         self._addresses = (self._weight.data_ptr(), self._bias.data_ptr())
+        self._kernels = kernels
         self._kernel = kernels.kernel("linear", 2)
 
     def __call__(self, x: Tensor) -> Tensor:
         num_rows, width = x.size(0), self._num_panels * PANEL
-        output = torch.empty(num_rows, width)
+        output = self._kernels.empty(num_rows, width)
         sizes = (num_rows, self._in_features, width)
         self._kernel(self._num_panels, *sizes, *self._addresses, x.data_ptr(), output.data_ptr())
         return output if width == self._out_features else output[:, : self._out_features].contiguous()

@@ -26,6 +26,9 @@ class RowOps(Protocol):
     def begin(self, positions: Tensor) -> None:
         """Prepare for a step's rows at these positions, (num_rows,) int64."""
 
+    def begin_layer(self) -> None:
+        """A layer begins, which needs nothing that was returned before the last one."""
+
     def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
         """x (num_rows, size) += delta; returns x over its root mean square, times weight (size,): (num_rows, size)."""
 
@@ -56,6 +59,9 @@ class TorchRowOps:
     def begin(self, positions: Tensor) -> None:
         """See RowOps."""
         self._rotations = self._table.index_select(0, positions)
+
+    def begin_layer(self) -> None:
+        """See RowOps."""
 
     def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
         """See RowOps."""
@@ -91,6 +97,7 @@ class CompiledRowOps:
         self._positions: Tensor
         self._eps = struct.unpack("q", struct.pack("d", spec.rms_eps))[0]  # its bits
         self._heads = (spec.num_heads, spec.num_kv_heads, spec.head_dim)
+        self._kernels = kernels
         self._norm_dtype = norm_dtype
         self._norm = kernels.kernel(f"add_norm_{str(norm_dtype).removeprefix('torch.')}", SHARE_ROWS_FROM, runs=1)
         self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, runs=1)
@@ -100,10 +107,14 @@ class CompiledRowOps:
         """See RowOps."""
         self._positions = positions
 
+    def begin_layer(self) -> None:
+        """See RowOps."""
+        self._kernels.begin_layer()
+
     def norm(self, x: Tensor, weight: Tensor, delta: Tensor | None = None) -> Tensor:
         """See RowOps."""
         num_rows, size = x.shape
-        output = torch.empty(num_rows, size, dtype=self._norm_dtype)
+        output = self._kernels.empty(num_rows, size, self._norm_dtype)
         delta = None if delta is None else delta.float()
         addresses = (x.data_ptr(), _address(delta), weight.data_ptr(), output.data_ptr())
         self._norm(num_rows, size, self._eps, *addresses)
@@ -125,7 +136,7 @@ class CompiledRowOps:
     def gate(self, gates_and_ups: Tensor) -> Tensor:
         """See RowOps."""
         num_rows, size = gates_and_ups.size(0), gates_and_ups.size(1) // 2
-        output = torch.empty(num_rows, size)
+        output = self._kernels.empty(num_rows, size)
         num_tasks = num_rows * -(-size // GATE_PORTION)
         self._gate(num_tasks, size, GATE_PORTION, gates_and_ups.data_ptr(), output.data_ptr())
         return output

@@ -27,6 +27,7 @@ from engine.torch_core.linear import has_bfloat16_products
 from engine.torch_core.memory_profile import cache_bytes
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import ModelSpec, read_spec
+from engine.torch_core.recorded_steps import RecordedSteps
 from engine.torch_core.sampler import Sampled
 from engine.torch_core.transfer import upload
 from engine.torch_core.weights import Checkpoint
@@ -48,7 +49,7 @@ class Runner:
 
     model: Model
     attention: CpuAttention | PagedAttention
-    graphs: DecodeGraphs | None
+    graphs: DecodeGraphs | RecordedSteps
     device: torch.device
     num_blocks: int
     block_size: int  # tokens of a block
@@ -65,7 +66,7 @@ class Runner:
         token_ids = upload(batch.token_ids, self.device)
         if sampled is not None:
             token_ids = torch.where(token_ids < 0, sampled.token_ids[(-1 - token_ids).clamp_(min=0)], token_ids)
-        hidden = self.graphs.run(batch, token_ids) if self.graphs is not None else None
+        hidden = self.graphs.run(batch, token_ids)
         if hidden is not None:
             return hidden
         self.attention.begin(batch)
@@ -115,10 +116,11 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     log.info("huge pages bytes=%d", use_huge_pages())
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
     budget = min(budget, DETERMINISTIC_MAX_TOKENS) if settings.deterministic else budget
+    attention = CpuAttention(spec, num_blocks, block_size, weight_format, kernels)
     return Runner(
         model=model,
-        attention=CpuAttention(spec, num_blocks, block_size, weight_format, kernels),
-        graphs=None,
+        attention=attention,
+        graphs=RecordedSteps(model, attention, kernels),
         device=device,
         num_blocks=num_blocks,
         block_size=block_size,

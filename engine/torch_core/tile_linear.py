@@ -23,6 +23,7 @@ class TileLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, kernels: Kernels) -> None:
         """weight (out_features, in_features), bias (out_features,)."""
+        self._kernels = kernels
         self._out_features = len(weight)
         if bias is None:
             bias = torch.zeros(len(weight))
@@ -30,7 +31,7 @@ class TileLinear:
         self._product = _Product("tile_linear", F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing)), kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
-        output = torch.empty(x.size(0), self._product.num_panels * _PANEL)
+        output = self._kernels.empty(x.size(0), self._product.num_panels * _PANEL)
         return _without_padding(self._product(x, output), self._out_features)
 
 
@@ -39,6 +40,7 @@ class TileGate:
 
     def __init__(self, gate: Tensor, up: Tensor, biases: tuple[Tensor, Tensor] | None, kernels: Kernels) -> None:
         """gate, up (intermediate_size, in_features), biases (intermediate_size,)."""
+        self._kernels = kernels
         self._size = len(gate)
         missing = -len(gate) % TILE_ROWS
         gate_bias, up_bias = biases or (torch.zeros(len(gate)), torch.zeros(len(gate)))
@@ -47,7 +49,7 @@ class TileGate:
         self._product = _Product("tile_gate", weight, bias, kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
-        output = torch.empty(x.size(0), self._product.num_panels * TILE_ROWS, dtype=torch.bfloat16)
+        output = self._kernels.empty(x.size(0), self._product.num_panels * TILE_ROWS, torch.bfloat16)
         return _without_padding(self._product(x, output), self._size)
 
 

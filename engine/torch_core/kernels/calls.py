@@ -7,17 +7,19 @@ cores. So a call starts the threads of the OpenMP library that torch has loaded,
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from engine.torch_core.kernels.layout import HEADER
+from engine.torch_core.kernels.layout import HEADER, MAX_ARGUMENTS
 from engine.torch_core.kernels.machine_code import MachineCode
+from engine.torch_core.kernels.recording import Call, Recorder, Recording
 
 _TORCH = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-MAX_ARGUMENTS = 20
 
 Kernel = Callable[..., None]  # number of tasks, the kernel's arguments
 
@@ -29,7 +31,33 @@ class Kernels:
         self._code = code
         self._run = _openmp()  # address of a worker, of its frame, number of threads, 0
         self.has_tiles = code.has_tiles
+        self._repeat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address("repeat"))
+        self._recorder: Recorder | None = None  # None: calls are not recorded
         self.num_threads = torch.get_num_threads() if self._run else 1  # that compute the tasks of a call
+
+    def empty(self, num_rows: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """For a kernel's results, which nobody needs after the next layer."""
+        if self._recorder is not None:
+            return self._recorder.empty(num_rows, size, dtype)
+        return torch.empty(num_rows, size, dtype=dtype)
+
+    def begin_layer(self) -> None:
+        """A layer's calls follow."""
+        if self._recorder is not None:
+            self._recorder.begin_layer()
+
+    @contextmanager
+    def recording(self, recorder: Recorder) -> Iterator[None]:
+        """Calls are noted as well as computed."""
+        self._recorder = recorder
+        try:
+            yield
+        finally:
+            self._recorder = None
+
+    def repeat(self, recording: Recording) -> None:
+        """Compute its calls, one after the other, without Python between them."""
+        self._repeat(recording.address, recording.num_calls, ctypes.cast(self._run, ctypes.c_void_p))
 
     def kernel(self, name: str, share_from: int, runs: int = 0) -> Kernel:
         """By its name; fewer tasks than ``share_from`` are not worth waking the other threads.
@@ -46,7 +74,10 @@ class Kernels:
         def call(num_tasks: int, *arguments: int) -> None:  # holds self, and so the code
             num_threads = self.num_threads if num_tasks >= share_from else 1
             portion = -(-num_tasks // (runs * num_threads)) if runs else 1
-            frame[: HEADER + len(arguments)] = [0, 0, num_tasks, portion, *arguments]
+            values: list[Any] = [0, 0, num_tasks, portion, *arguments]
+            frame[: HEADER + len(arguments)] = values
+            if self._recorder is not None:
+                self._recorder.calls.append(Call(name, address, num_threads if self._run else 1, values))
             if num_threads == 1 or self._run is None:
                 work(at)
             else:

@@ -48,6 +48,42 @@ done:
 _LOAD = """  %{name}_at = getelementptr i64, ptr %frame, i64 {place}
   %{name} = load i64, ptr %{name}_at"""
 
+# Calls of workers one after the other, three int64 for each: addresses of worker and frame, number of threads; see
+# ``recording.py``. %parallel: GOMP_parallel.
+_REPEAT = """
+define void @repeat(ptr %calls, i64 %count, ptr %parallel) {
+entry:
+  %is_any = icmp sgt i64 %count, 0
+  br i1 %is_any, label %call, label %done
+call:
+  %index = phi i64 [ 0, %entry ], [ %next, %called ]
+  %at = getelementptr [3 x i64], ptr %calls, i64 %index
+  %worker = load ptr, ptr %at
+  %frame_at = getelementptr i64, ptr %at, i64 1
+  %frame = load ptr, ptr %frame_at
+  %threads_at = getelementptr i64, ptr %at, i64 2
+  %threads = load i64, ptr %threads_at
+  store i64 0, ptr %frame
+  %next_thread = getelementptr i64, ptr %frame, i64 1
+  store i64 0, ptr %next_thread
+  %is_alone = icmp eq i64 %threads, 1
+  br i1 %is_alone, label %alone, label %shared
+alone:
+  call void %worker(ptr %frame)
+  br label %called
+shared:
+  %num_threads = trunc i64 %threads to i32
+  call void %parallel(ptr %worker, ptr %frame, i32 %num_threads, i32 0)
+  br label %called
+called:
+  %next = add i64 %index, 1
+  %is_more = icmp slt i64 %next, %count
+  br i1 %is_more, label %call, label %done
+done:
+  ret void
+}
+"""
+
 C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
 
 KERNELS: dict[str, Any] = {
@@ -73,13 +109,13 @@ TILE_KERNELS: dict[str, Any] = {
 
 def compile_kernels(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
     """An object file with a function ``void name(int64 *frame)`` for each kernel; ``with_tiles``: the CPU has them."""
-    whole = binding.parse_assembly("")
+    whole = binding.parse_assembly(_REPEAT)
     whole.triple = machine.triple
     kernels = KERNELS | TILE_KERNELS if with_tiles else KERNELS
     for name, kernel in kernels.items():
         whole.link_in(_worker(name, kernel))
     for function in whole.functions:
-        if not function.is_declaration and function.name not in kernels:
+        if not function.is_declaration and function.name not in {*kernels, "repeat"}:
             function.linkage = "private"
     builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(whole, builder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import logging
 import os
@@ -22,6 +23,10 @@ from tokservice.wire.errors import StartupError
 DIGEST_SIZE = 32
 KEPT_UNUSED_S = 30 * 24 * 3600
 ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA = 158, 0x1023, 18  # arch_prctl(2) of x86-64, since Linux 5.16
+REFUSALS = {  # where the text of the error number would mislead
+    errno.EINVAL: "it is older than 5.16",
+    errno.ENOSPC: "the alternate signal stack of a thread has no room for them",
+}
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +75,12 @@ def load_kernels() -> MachineCode:
 
 def _may_use_tiles() -> bool:
     """Ask Linux for the registers of the matrix unit, for all threads: 8 KiB more to save when a thread is switched."""
-    return bool(ctypes.CDLL(None).syscall(ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA) == 0)
+    if ctypes.CDLL(None, use_errno=True).syscall(ARCH_PRCTL, REQUEST_REGISTERS, TILE_DATA) == 0:
+        return True
+    number = ctypes.get_errno()
+    reason = REFUSALS.get(number, os.strerror(number))
+    log.warning("the CPU's matrix unit is not used, Linux does not lend its registers: %s", reason)
+    return False
 
 
 def _compile(machine: binding.TargetMachine, cpu: str, features: str, with_tiles: bool) -> bytes:

@@ -5,8 +5,10 @@ One small kernel stands for all of them: the file's name follows from sources, C
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import platform
 import subprocess
 import sys
 import time
@@ -18,7 +20,8 @@ import pytest
 from llvmlite import binding
 
 from engine.torch_core.kernels import compiler, machine_code, rows
-from engine.torch_core.kernels.machine_code import load_kernels
+from engine.torch_core.kernels.machine_code import REQUEST_REGISTERS, TILE_DATA, load_kernels
+from tests.helpers.loaded_kernels import require_tiles
 from tokservice.wire.errors import StartupError
 
 NAME = "rotate"
@@ -281,6 +284,53 @@ def test_kernels_of_tiles_are_there_where_the_cpu_has_them_and_the_system_lends_
     system_lends_them = not system_lends_them
     assert load_kernels().has_tiles == (cpu_has_them and system_lends_them)
     assert len(compiled) == (2 if cpu_has_them else 1)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="a system call of x86-64")
+@pytest.mark.parametrize(
+    ("request_number", "registers", "reason"),
+    [(0x1FFF, TILE_DATA, "older than 5.16"), (REQUEST_REGISTERS, 5, os.strerror(errno.EOPNOTSUPP))],
+    ids=["unknown call", "unknown registers"],
+)
+def test_a_refusal_of_the_matrix_unit_is_logged(
+    request_number: int,
+    registers: int,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Prompts would take twice as long, and nobody would know why."""
+    monkeypatch.setattr(machine_code, "REQUEST_REGISTERS", request_number)
+    monkeypatch.setattr(machine_code, "TILE_DATA", registers)
+    assert not machine_code._may_use_tiles()
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert reason in record.getMessage()
+
+
+SMALL_SIGNAL_STACK = """
+import ctypes
+
+from engine.torch_core.kernels import machine_code
+
+class Stack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+memory = ctypes.create_string_buffer(8192)
+stack = Stack(ctypes.addressof(memory), 0, 8192)
+assert ctypes.CDLL(None).sigaltstack(ctypes.byref(stack), None) == 0
+machine_code.log.warning = lambda message, reason: print(reason)
+assert not machine_code._may_use_tiles()
+"""
+
+
+def test_registers_that_do_not_fit_on_a_signal_stack_are_not_lent() -> None:
+    """As a profiler or a crash handler may leave one; "no space left on device" would mislead."""
+    require_tiles()
+    with python(SMALL_SIGNAL_STACK) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "signal stack" in output
 
 
 def test_a_cpu_without_half_precision_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

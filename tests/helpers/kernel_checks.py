@@ -1,8 +1,10 @@
-"""What tests of kernels share: random rows, a number of threads, how near a result is."""
+"""What tests of kernels share: random rows, a number of threads, how near a result is, memory that ends."""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,3 +41,14 @@ def assert_near(
     assert x.shape == exact.shape
     assert x.isfinite().all()
     assert ((x.double() - exact).abs() <= relative * exact.abs() + absolute).all()
+
+
+def at_an_end(tensor: Tensor) -> Tensor:
+    """A copy, behind which the process may not even read."""
+    num_bytes = tensor.numel() * tensor.itemsize
+    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=size - num_bytes)
+    behind = ctypes.c_void_p(copy.data_ptr() + num_bytes)
+    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    return copy.view(tensor.shape).copy_(tensor)

@@ -58,14 +58,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def reference_model(family: str) -> Any:
-    """The transformers model, float32, with random weights, biases and norms."""
+def reference_model(family: str, head_dim: int | None = None) -> Any:
+    """The transformers model, float32, with random weights, biases and norms; ``head_dim``: not the family's."""
     import torch
     import transformers
 
     name, changes = FAMILIES[family]
     torch.manual_seed(len(family))
-    config = getattr(transformers, f"{name}Config")(**(COMMON | changes))
+    config = getattr(transformers, f"{name}Config")(**(COMMON | changes | ({"head_dim": head_dim} if head_dim else {})))
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
@@ -74,9 +74,9 @@ def reference_model(family: str) -> Any:
     return model
 
 
-def save_tiny_model(family: str, folder: Path, **options: Any) -> Path:
-    """Write the checkpoint of ``reference_model(family)`` into a folder."""
-    reference_model(family).save_pretrained(folder, **options)
+def save_tiny_model(family: str, folder: Path, head_dim: int | None = None, **options: Any) -> Path:
+    """Write the checkpoint of ``reference_model`` into a folder."""
+    reference_model(family, head_dim).save_pretrained(folder, **options)
     return folder
 
 

@@ -11,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.torch_core import prefill_attention
-from engine.torch_core.attention import CpuAttention
-from engine.torch_core.batch import build_batch
-from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.prefill_attention import ATTEND, causal_mask
-from engine.torch_core.request import sequences_of
-from engine.torch_core.scheduler import Chunk
-from tests.helpers.loaded_kernels import kernels
-from tests.helpers.tiny_models import request
+from tests.helpers.cached_sequences import CachedSequences, Piece, Shape
+from tests.helpers.kernel_checks import assert_near
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -55,79 +50,31 @@ def test_a_row_attends_to_all_before_and_none_after(
     assert (output - exact).abs().max() / exact.abs().max() < TOLERANCE[dtype]
 
 
-Shape = tuple[int, int, int, int]  # num_kv_heads, query heads of each, head_dim, block_size
 SHAPES = st.tuples(
     st.integers(1, 3), st.integers(1, 4), st.sampled_from([2, 6, 16, 64]), st.sampled_from([1, 2, 8, 64])
 )
 
 
-def spec_of(shape: Shape) -> ModelSpec:
-    num_kv_heads, group, head_dim, _ = shape
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 9,
-        "hidden_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": num_kv_heads * group,
-        "num_key_value_heads": num_kv_heads,
-        "head_dim": head_dim,
-        "intermediate_size": 8,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-    }
-    return read_spec(config)
-
-
-class Contexts:
-    """Sequences of random keys and values, in a cache whose blocks are scattered; their last tokens decode."""
+class Contexts(CachedSequences):
+    """All but the last tokens are in the cache; the last ones decode."""
 
     def __init__(self, shape: Shape, lens: list[int], weight_format: str, seed: int) -> None:
-        spec, size = spec_of(shape), shape[-1]
-        generator = torch.Generator().manual_seed(seed)
-        num_blocks = sum(-(-length // size) for length in lens)
-        free = iter(np.random.default_rng(seed).permutation(num_blocks).tolist())
-        self.attention = CpuAttention(spec, num_blocks, size, weight_format, kernels())
-        self.block_size = size
-        self.sequences, self.queries, self.keys, self.values = [], [], [], []
+        super().__init__(shape, lens, weight_format, seed)
         for index, length in enumerate(lens):
-            (sequence,) = sequences_of(request(f"r{index}", [5] * length), length + 1, (), index)
-            sequence.block_table = [next(free) for _ in range(-(-length // size))]
-            self.sequences.append(sequence)
-            self.queries.append(torch.randn(1, spec.num_heads, spec.head_dim, generator=generator) * 3)
-            # Numbers that float16 has, so that the formula knows what the cache holds.
-            keys, values = torch.randn(2, length, spec.num_kv_heads, spec.head_dim, generator=generator).half().float()
-            self.keys.append(keys)
-            self.values.append(values)
-            if length > 1:  # all but the last token, whose output is of no interest
-                self.run([Chunk(sequence, 0, length - 1)], torch.zeros(length - 1, *self.queries[0].shape[1:]), index)
+            if length > 1:
+                self.compute((index, 0, length - 1))
 
-    def run(self, chunks: list[Chunk], queries: torch.Tensor, *indexes: int) -> torch.Tensor:
-        """Rows in the order of the chunks, which are of the sequences with these indexes."""
-        batch = build_batch(chunks, self.block_size, 4)
-        order = torch.from_numpy(np.argsort(np.concatenate(batch.row_of)))
-        parts = [(self.keys[index], self.values[index]) for index in indexes]
-        rows = [(chunk, *part) for chunk, part in zip(chunks, parts, strict=True)]
-        keys = torch.cat([keys[chunk.start : chunk.end] for chunk, keys, _ in rows])
-        values = torch.cat([values[chunk.start : chunk.end] for chunk, _, values in rows])
-        self.attention.begin(batch)
-        with torch.inference_mode():
-            output = self.attention(0, queries[order], keys[order], values[order])
-        return output[torch.from_numpy(np.concatenate(batch.row_of))]
+    def last(self, index: int) -> Piece:
+        return index, len(self.keys[index]) - 1, 1
 
     def decode(self, *indexes: int) -> torch.Tensor:
-        chunks = [Chunk(self.sequences[index], len(self.keys[index]) - 1, 1) for index in indexes]
-        return self.run(chunks, torch.cat([self.queries[index] for index in indexes]), *indexes)
-
-    def exact(self, index: int) -> torch.Tensor:
-        scale = self.queries[index].shape[-1] ** -0.5
-        keys, values = self.keys[index].permute(1, 2, 0), self.values[index].transpose(0, 1)
-        return exact_attention(self.queries[index] * scale, keys, values)
+        return torch.cat(self.compute(*(self.last(index) for index in indexes)))
 
 
 LENS = st.lists(st.one_of(st.integers(1, 80), st.sampled_from([511, 512, 513, 1025, 1300])), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("weight_format", ["float32", "float16"])
+@pytest.mark.parametrize("weight_format", ["float32", "float16", "bfloat16"])
 @settings(max_examples=60, deadline=None)
 @given(shape=SHAPES, lens=LENS, seed=st.integers(0, 99))
 def test_decodes_attend_to_their_own_context(weight_format: str, shape: Shape, lens: list[int], seed: int) -> None:
@@ -135,9 +82,11 @@ def test_decodes_attend_to_their_own_context(weight_format: str, shape: Shape, l
     contexts = Contexts(shape, lens, weight_format, seed)
     indexes = np.random.default_rng(seed).permutation(len(lens)).tolist()
     together = contexts.decode(*indexes)
+    half_ulp = 2.0**-8 if together.dtype is torch.bfloat16 else 0
     for row, index in enumerate(indexes):
-        exact = contexts.exact(index)
-        assert (together[row] - exact[0]).abs().max() < 1e-5 * exact.abs().max().clamp(min=1)
+        exact, *_ = contexts.exact(contexts.last(index))
+        error = 1e-5 * exact.abs().max().clamp(min=1)
+        assert_near(together[row], exact[0], half_ulp, error, together.dtype)
         assert torch.equal(contexts.decode(index)[0], together[row])
 
 

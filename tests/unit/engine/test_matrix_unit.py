@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.torch_core.attention import MAX_LOOKUP_TOKENS
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.machine_code import ARCH_PRCTL, TILE_DATA, MachineCode, load_kernels
 from engine.torch_core.tile_linear import TileGate, TileLinear
+from tests.helpers.cached_sequences import CachedSequences
 from tests.helpers.kernel_checks import assert_near, random, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
 
@@ -127,10 +129,14 @@ def test_the_configuration_is_what_it_was_before(configuration: Configuration, b
     x, weight = torch.ones(num_rows, 64), torch.ones(64, 64)
     with threads(1):
         loaded = kernels()
-    for layer in (TileLinear(weight, None, loaded), TileGate(weight, weight, None, loaded)):
+        sequences = CachedSequences((1, 2, 64, 32), [MAX_LOOKUP_TOKENS + num_rows], "bfloat16", 0)
+    linear, gate = TileLinear(weight, None, loaded), TileGate(weight, weight, None, loaded)
+    sequences.begin((0, 0, MAX_LOOKUP_TOKENS + num_rows))
+    computations: list[Callable[[], object]] = [lambda: linear(x), lambda: gate(x), sequences.attend]
+    for compute in computations:
         configuration.set(before)
         assert configuration.get() == before
-        layer(x)
+        compute()
         assert configuration.get() == before
 
 

@@ -16,6 +16,7 @@ from engine.torch_core.attention import CpuAttention
 from engine.torch_core.attention_cuda import PagedAttention
 from engine.torch_core.batch import build_batch
 from engine.torch_core.decode_graphs import DecodeGraphs
+from engine.torch_core.kernels.layout import TILE_DEPTH
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import read_spec
 from engine.torch_core.panel_linear import PanelLinear
@@ -23,7 +24,7 @@ from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
 from tests.helpers.gpu_attention import gpu_attention
-from tests.helpers.loaded_kernels import kernels
+from tests.helpers.loaded_kernels import kernels, require_tiles
 from tests.helpers.tiny_models import (
     COMMON,
     FAMILIES,
@@ -43,8 +44,8 @@ PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., Model]:
-    def build(family: str, weight_format: str, without_tiles: bool = False) -> Model:
-        save_tiny_model(family, tmp_path)
+    def build(family: str, weight_format: str, without_tiles: bool = False, head_dim: int | None = None) -> Model:
+        save_tiny_model(family, tmp_path, head_dim)
         spec = read_spec(read_json(tmp_path, "config.json"))
         checkpoint = Checkpoint(tmp_path)
         cpu = torch.device("cpu")
@@ -68,9 +69,9 @@ def logits_of(
     kind: str = "",
     weight_format: str = "float32",
     without_tiles: bool = False,
+    block_size: int = 8,
 ) -> torch.Tensor:
     """Logits of PROMPT, computed in pieces over scattered blocks, on a CPU or in a GPU's way."""
-    block_size = 8
     loaded = kernels(without_tiles)
     attention: CpuAttention | PagedAttention = CpuAttention(model.spec, 64, block_size, weight_format, loaded)
     graphs = None
@@ -118,6 +119,20 @@ def test_weight_formats_come_close(load: Callable[..., Model], weight_format: st
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_by_the_matrix_unit_comes_close(
+    load: Callable[..., Model], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention of prompts too, where heads and blocks are made of whole tiles."""
+    require_tiles()
+    monkeypatch.setattr(CpuAttention, "_prefill", None)  # another way to attend
+    model = load(family, "bfloat16", head_dim=TILE_DEPTH)
+    logits = logits_of(model, [70, 1, 9, 1, 69], 1, weight_format="bfloat16", block_size=TILE_DEPTH)
+    with torch.inference_mode():
+        expected = reference_model(family, TILE_DEPTH)(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
+    assert (logits - expected).norm() / expected.norm() < 0.03
 
 
 def test_bfloat16_comes_close_without_a_matrix_unit(load: Callable[..., Model]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 from engine.torch_core import tile_linear
 from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
 from engine.torch_core.tile_linear import ROW_BLOCK_BYTES, TileGate, TileLinear
-from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, random, threads
+from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, at_an_end, random, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
 
 NUM_ROWS = st.integers(0, 100) | st.sampled_from([1, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96])
@@ -217,14 +215,3 @@ def compute_at_ends_of_memory() -> None:
                 output = at_an_end(empty_output(layer, num_rows))
                 compute(layer, at_an_end(x), output)
                 assert torch.equal(output[:, :out_features], expected)
-
-
-def at_an_end(tensor: Tensor) -> Tensor:
-    """A copy, behind which the process may not even read."""
-    num_bytes = tensor.numel() * tensor.itemsize
-    size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-    memory = mmap.mmap(-1, size + mmap.PAGESIZE)
-    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=size - num_bytes)
-    behind = ctypes.c_void_p(copy.data_ptr() + num_bytes)
-    assert ctypes.CDLL(None).mprotect(behind, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
-    return copy.view(tensor.shape).copy_(tensor)

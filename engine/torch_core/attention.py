@@ -1,8 +1,9 @@
 """Attention over the paged KV cache on a CPU.
 
 Engine process. A row of a decode, or of a short chunk, attends by a compiled kernel that reads the blocks of its
-context where they are, see ``kernels/paged_attention.py``. Long prefill chunks have enough queries for each key to be
-worth a copy: but for the deterministic mode their context is gathered, see ``prefill_attention.py``.
+context where they are, see ``kernels/paged_attention.py``; so does any row in the deterministic mode. Long prefill
+chunks have enough queries for each key to be worth a copy: of a block at a time where the CPU's matrix unit computes,
+see ``kernels/tile_attention.py``, else of the whole context, see ``prefill_attention.py``.
 
 Number formats follow that of the weights. With float32 weights everything is float32. Else the cache holds float16;
 sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes, 1.6e-4). A model whose keys or values

@@ -35,7 +35,7 @@ class Recorder:
     def __init__(self, most_rows: int) -> None:
         self.calls: list[Call] = []
         self._most_rows = most_rows
-        self._buffers: tuple[list[Tensor], ...] = tuple([] for _ in range(TURNS))
+        self._buffers: dict[tuple[int, int, int, torch.dtype], Tensor] = {}
         self._layer = 0
         self._next = count()
 
@@ -49,11 +49,11 @@ class Recorder:
         self._next = count()
 
     def empty(self, num_rows: int, size: int, dtype: torch.dtype) -> Tensor:
-        """See ``Kernels.empty``. Each layer has to ask for the same sizes and dtypes in the same order."""
-        buffers, index = self._buffers[self._layer % TURNS], next(self._next)
-        if index == len(buffers):
-            buffers.append(torch.empty(self._most_rows, size, dtype=dtype))
-        return buffers[index][:num_rows]
+        """See ``Kernels.empty``."""
+        key = (self._layer % TURNS, next(self._next), size, dtype)
+        if key not in self._buffers:
+            self._buffers[key] = torch.empty(self._most_rows, size, dtype=dtype)
+        return self._buffers[key][:num_rows]
 
 
 class Recording:

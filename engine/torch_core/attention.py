@@ -6,8 +6,8 @@ chunks have enough queries for each key to be worth a copy: of a block at a time
 see ``kernels/tile_attention.py``, else of the whole context, see ``prefill_attention.py``.
 
 Number formats follow that of the weights. With float32 weights everything is float32. Else the cache holds float16;
-sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes, 1.6e-4). A model whose keys or values
-exceed 65504 needs float32 weights.
+sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes, 1.6e-4). Keys and values beyond 65504
+are stored as that: a model that has any needs float32 weights.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from numba.extending import intrinsic
 compiled = njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
 
 CACHE_LINE = 64  # bytes
+GREATEST_HALF = np.float32(65504)
 
 Address = int  # int64, as are all sizes
 Float = Any  # float32
@@ -88,7 +89,7 @@ def _half_of_float(builder: Any, value: Any) -> Any:
 
 
 float_of_half = _convert(types.uint16, types.float32, _float_of_half)
-half_of_float = _convert(types.float32, types.uint16, _half_of_float)
+_half_of_float = _convert(types.float32, types.uint16, _half_of_float)
 float_of_bits = _convert(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
 
 
@@ -113,6 +114,13 @@ def bfloat_of_float(x: Float) -> Bits:
     bits = bits_of_float(x)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     return np.uint16(rounded) if x == x else np.uint16(0x7FC0)
+
+
+@compiled
+def half_of_float(x: Float) -> Bits:
+    """The nearest one that is finite, so that a value too great spoils no other; NaN stays. As bits in uint16."""
+    x = GREATEST_HALF if x > GREATEST_HALF else x
+    return _half_of_float(-GREATEST_HALF if x < -GREATEST_HALF else x)
 
 
 @compiled

@@ -2,8 +2,8 @@
 
 Engine process, CPU. See ``paged_attention.py`` for the cache and ``tiles.py`` for what tiles are. Block by block of the
 context, with a softmax that is corrected as it goes (Dao et al. 2022, FlashAttention). A query's result follows from
-its own context alone: it is bitwise the same however a prompt is cut into chunks. Only a value that is not finite also
-reaches earlier queries of its task: a weight of 0 times it is NaN.
+its own context alone: it is bitwise the same however a prompt is cut into chunks. Only a value that is NaN also reaches
+earlier queries of its task: a weight of 0 times it is NaN.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Engine process. On a CPU the choice is worth a factor of 3 to 6, and decides bat
   multiplies bfloat16 (AVX512-BF16), twice as fast as the others in prefill and large batches.
 * float16: FBGEMM, weights rounded to float16, activations and sums float32. The closest to float32 of those that
   read half as many bytes; a row's last bits depend on its batch.
-* float32: oneDNN, weights reordered for it. A row's result is bitwise the same at any batch size and place.
+* float32: a kernel of our own, ``panel_linear.py``, at any number of rows. A row's result is bitwise the same at any
+  batch size and place; oneDNN's is so on some CPUs, and on others for some sizes.
 * int8: FBGEMM, weights rounded per output channel, activations per row.
 
 Kernels of our own take their place
@@ -38,7 +39,6 @@ Linear = Callable[[Tensor], Tensor]  # (num_rows, in_features) float -> (num_row
 CPU_FORMATS = ("bfloat16", "float16", "float32", "int8")
 FEW_ROWS = {"bfloat16": 8, "float16": 4}
 SMALL_MATRIX = 2**22  # elements
-_ONEDNN = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels: Kernels | None) -> Linear:
@@ -50,8 +50,10 @@ def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels
         return _Int8Linear(weight, bias)
     if kernels is not None and input_dtype(weight_format, kernels) is torch.bfloat16:
         return TileLinear(weight, bias, kernels)
-    if weight_format in _ONEDNN:
-        many = _pack_onednn(weight, bias, _ONEDNN[weight_format])
+    if weight_format == "float32" and kernels is not None:
+        return PanelLinear(weight, bias, kernels, torch.float32)
+    if weight_format == "bfloat16":
+        many = _pack_onednn(weight, bias)
     elif weight_format == "float16":
         packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         many = partial(_fbgemm, packed)
@@ -90,7 +92,7 @@ def pack_gate(
         joined = pack_linear(both, both_biases, weight_format, kernels)
         return lambda x: join(joined(x))
     gate_bias, up_bias = biases or (None, None)  # the kernels apply both functions to their float32 sums
-    silu = _pack_onednn(gate, gate_bias, torch.bfloat16, "swish")
+    silu = _pack_onednn(gate, gate_bias, "swish")
     many = _pack_onednn_product(up, up_bias, silu)
     if both.numel() > SMALL_MATRIX or kernels is None:
         return many
@@ -119,14 +121,14 @@ def _fbgemm(packed: Any, x: Tensor) -> Tensor:
     return output
 
 
-def _pack_onednn(weight: Tensor, bias: Tensor | None, dtype: torch.dtype, function: str = "none") -> Linear:
-    packed, bias = _reordered(weight, bias, dtype)
+def _pack_onednn(weight: Tensor, bias: Tensor | None, function: str = "none") -> Linear:
+    packed, bias = _reordered(weight, bias)
     scalars = [1.0] if function == "swish" else []
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x.to(dtype), packed, bias, function, scalars, "")
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x.bfloat16(), packed, bias, function, scalars, "")
 
 
 def _pack_onednn_product(weight: Tensor, bias: Tensor | None, factor: Linear) -> Linear:
-    packed, bias = _reordered(weight, bias, torch.bfloat16)
+    packed, bias = _reordered(weight, bias)
 
     def product(x: Tensor) -> Tensor:
         x = x.bfloat16()
@@ -136,9 +138,9 @@ def _pack_onednn_product(weight: Tensor, bias: Tensor | None, factor: Linear) ->
     return product
 
 
-def _reordered(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.to(dtype), 32)
-    return packed, None if bias is None else bias.to(dtype)
+def _reordered(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16(), 32)
+    return packed, None if bias is None else bias.bfloat16()
 
 
 class _Int8Linear:

@@ -89,7 +89,7 @@ def _half_of_float(builder: Any, value: Any) -> Any:
 
 
 float_of_half = _convert(types.uint16, types.float32, _float_of_half)
-_half_of_float = _convert(types.float32, types.uint16, _half_of_float)
+_rounded_to_half = _convert(types.float32, types.uint16, _half_of_float)
 float_of_bits = _convert(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
 
 
@@ -120,7 +120,7 @@ def bfloat_of_float(x: Float) -> Bits:
 def half_of_float(x: Float) -> Bits:
     """The nearest one that is finite, so that a value too great spoils no other; NaN stays. As bits in uint16."""
     x = GREATEST_HALF if x > GREATEST_HALF else x
-    return _half_of_float(-GREATEST_HALF if x < -GREATEST_HALF else x)
+    return _rounded_to_half(-GREATEST_HALF if x < -GREATEST_HALF else x)
 
 
 @compiled

@@ -85,7 +85,7 @@ def busy_outputs(rng: random.Random, engine: EngineCore, requests: list[EngineRe
 def check_histories(model_dir: Path, count: int, seed: int, threads: int = 2, overlaps: bool = False) -> None:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(2, VOCAB_SIZE) for _ in range(length)] for length in (33, 80)]
-    alone = make_engine(model_dir, deterministic=True, prefix_caching=False)
+    alone = make_engine(model_dir, deterministic=True, block_size=16, prefix_caching=False)
     for budget, kv_cache_tokens, num_threads in ((16, 512, 1), (64, 700, threads), (128, 2048, threads)):
         engine = make_engine(
             model_dir,

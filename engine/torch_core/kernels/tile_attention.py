@@ -62,6 +62,49 @@ def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, t
 
 
 @compiled
+def _weigh(
+    num_rows: int,
+    num_seen: int,
+    block_size: int,
+    head_dim: int,
+    scores: Address,
+    weights: Address,
+    stats: Address,
+    totals: Address,
+) -> None:
+    """weights (num_rows, block_size) bfloat16 = e to the scores, of the same shape, less each row's greatest so far.
+
+    The first row sees ``num_seen`` of them, the next one more. stats (num_rows, 2): the greatest score and the sum of
+    weights, brought up to date, as are totals (num_rows, head_dim) where the greatest score has grown.
+    """
+    for i in range(num_rows):
+        stat = floats(stats + i * 2 * 4, (2,))
+        score = floats(scores + i * block_size * 4, (block_size,))
+        weight = halves(weights + i * block_size * 2, (block_size,))
+        seen = min(block_size, max(0, num_seen + i))
+        for t in range(seen, block_size):
+            score[t] = -np.inf
+        top = greatest(score, stat[0])
+        added = np.float32(0)
+        for t in range(block_size):
+            share = exp(score[t] - top)
+            score[t] = share
+            added += share
+        for t in range(seen, block_size):
+            score[t] = 0
+        for t in range(block_size):
+            weight[t] = bfloat_of_float(score[t])
+        if top != stat[0]:
+            shrink = exp(stat[0] - top)
+            total = floats(totals + i * head_dim * 4, (head_dim,))
+            for d in range(head_dim):
+                total[d] *= shrink
+            stat[0] = top
+            stat[1] *= shrink
+        stat[1] += added
+
+
+@compiled
 def attend_tiles(
     task: int,
     slot: int,
@@ -138,33 +181,10 @@ def attend_tiles(
                 tiles = key_tiles + panel * head_dim * PANEL_COLUMNS * 2
                 add_product(count, head_dim // TILE_DEPTH, left, width, tiles, False)
                 store_sums(count, scores + panel * PANEL_COLUMNS * 4, block_size * 4)
-            for i in range(count):
-                stat = floats(stats + (first + i) * 2 * 4, (2,))
-                score = floats(scores + i * block_size * 4, (block_size,))
-                weight = halves(weights + i * block_size * 2, (block_size,))
-                seen = min(block_size, max(0, start + lo + q + i + 1 - begin))
-                for t in range(seen, block_size):
-                    score[t] = -np.inf
-                top = greatest(score, stat[0])
-                added = np.float32(0)
-                for t in range(block_size):
-                    share = exp(score[t] - top)
-                    score[t] = share
-                    added += share
-                for t in range(seen, block_size):
-                    score[t] = 0
-                for t in range(block_size):
-                    weight[t] = bfloat_of_float(score[t])
-                if top != stat[0]:
-                    shrink = exp(stat[0] - top)
-                    total = floats(sums + (first + i) * head_dim * 4, (head_dim,))
-                    for d in range(head_dim):
-                        total[d] *= shrink
-                    stat[1] *= shrink
-                    stat[0] = top
-                stat[1] += added
+            stats_at, totals = stats + first * 2 * 4, sums + first * head_dim * 4
+            _weigh(count, start + lo + q + 1 - begin, block_size, head_dim, scores, weights, stats_at, totals)
             for panel in range(head_dim // PANEL_COLUMNS):
-                total_at = sums + first * head_dim * 4 + panel * PANEL_COLUMNS * 4
+                total_at = totals + panel * PANEL_COLUMNS * 4
                 load_sums(count, total_at, head_dim * 4)
                 tiles = value_tiles + panel * block_size * PANEL_COLUMNS * 2
                 add_product(count, block_size // TILE_DEPTH, weights, block_size * 2, tiles, False)

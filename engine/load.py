@@ -30,6 +30,9 @@ def build_core(config: Config, model_dir: Path) -> EngineCore:
     # another process, which the spinning keeps from the partner, 18 and some 29 (222 at worst with 20 times more).
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # With fewer threads than torch asks for, oneDNN leaves a part of its results as it was; `engine.threads` chooses.
+    for setting in ("OMP_DYNAMIC", "OMP_THREAD_LIMIT"):
+        os.environ.pop(setting, None)
     # oneDNN, and torch above it, keep a kernel for each shape that they have met, 0.3 to 0.6 MB each, and prompts bring
     # ever new ones: with 1024 in each cache, as is usual, 6,000 requests to a tiny model added 110 MB, and 6,000 shapes
     # of a product 1 GB. A new kernel takes some 1 ms, and all layers of a step share it.

@@ -7,7 +7,7 @@ Engine process. On a CPU the choice is worth a factor of 3 to 6, and decides bat
 * float16: FBGEMM, weights rounded to float16, activations and sums float32. The closest to float32 of those that
   read half as many bytes; a row's last bits depend on its batch.
 * float32: a kernel of our own, ``panel_linear.py``, at any number of rows. A row's result is bitwise the same at any
-  batch size and place; oneDNN's is so on some CPUs, and on others for some sizes.
+  batch size and place; oneDNN's is so on some CPUs, and not for every size on others.
 * int8: FBGEMM, weights rounded per output channel, activations per row.
 
 Kernels of our own take their place
@@ -59,7 +59,7 @@ def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels
         many = partial(_fbgemm, packed)
     else:
         return lambda x: F.linear(x, weight, bias)
-    if weight.numel() > SMALL_MATRIX or weight_format not in FEW_ROWS or kernels is None:
+    if weight.numel() > SMALL_MATRIX or kernels is None:
         return many
     return _by_rows(PanelLinear(weight, bias, kernels), many, weight_format)
 

@@ -4,7 +4,7 @@ Engine process. What can be done once is done at load:
 
 * The dimensions of each q and k head are reordered so that a rotary pair is adjacent, which makes the rotation a
   complex product in place. Attention does not notice: both sides of its scalar product are reordered alike.
-* q, k and v are one matrix, gate and up another, unless their kernels are (``linear.pack_gate``).
+* q, k and v are one matrix; gate and up are packed together (``linear.pack_gate``).
 """
 
 from __future__ import annotations

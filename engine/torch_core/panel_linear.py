@@ -23,8 +23,8 @@ class PanelLinear:
         self._out_features, self._in_features = weight.shape
         self._num_panels = -(-self._out_features // PANEL)
         missing = self._num_panels * PANEL - self._out_features
-        panels = F.pad(weight, (0, 0, 0, missing)).view(self._num_panels, PANEL, self._in_features)
-        self._weight = panels.to(dtype).transpose(1, 2).contiguous()
+        panels = F.pad(weight.to(dtype), (0, 0, 0, missing)).view(self._num_panels, PANEL, self._in_features)
+        self._weight = panels.transpose(1, 2).contiguous()
         self._bias = torch.zeros(self._num_panels * PANEL)
         if bias is not None:
             self._bias[: self._out_features] = bias

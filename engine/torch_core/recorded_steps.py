@@ -1,4 +1,4 @@
-"""Decode steps on a CPU as lists of kernels' calls: recorded when a number of rows is first computed, then repeated.
+"""Steps on a CPU as lists of kernels' calls: recorded when a number of rows is first computed, then repeated.
 
 Engine process, CPU. What CUDA graphs are on a GPU, see ``decode_graphs.py``. A step can be recorded where kernels of
 our own compute all of it; where torch computes a part, every step runs through Python as before.
@@ -22,7 +22,7 @@ MAX_ROWS = 64  # with more, Python's part of a step is small
 
 
 class RecordedSteps:
-    """Runs steps that consist of decodes alone."""
+    """Runs steps without prefills: decodes, and chunks that are short enough for lookup."""
 
     def __init__(self, model: Model, attention: CpuAttention, kernels: Kernels) -> None:
         self._model = model
@@ -63,7 +63,7 @@ class RecordedSteps:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes whether torch computes anything, which a look at a tensor in another shape is not."""
+    """Notes whether torch computes anything, or allocates: all but looks at a tensor in another shape."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,8 +71,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is not torch.ops.aten.empty.memory_format:
-            results = [result] if isinstance(result, Tensor) else result
-            memory = {tensor.untyped_storage().data_ptr() for tensor in (args[0], *results)}
-            self.computes |= func._schema.is_mutable or len(memory) > 1
+        tensors = [args[0] if args else None, *(result if isinstance(result, list | tuple) else [result])]
+        memory = {tensor.untyped_storage().data_ptr() if isinstance(tensor, Tensor) else None for tensor in tensors}
+        self.computes |= func._schema.is_mutable or len(memory) > 1 or None in memory
         return result

@@ -28,7 +28,9 @@ class TileLinear:
         if bias is None:
             bias = torch.zeros(len(weight))
         missing = -len(weight) % _PANEL
-        self._product = _Product("tile_linear", F.pad(weight, (0, 0, 0, missing)), F.pad(bias, (0, missing)), kernels)
+        self._product = _Product(
+            "tile_linear", F.pad(weight.bfloat16(), (0, 0, 0, missing)), F.pad(bias, (0, missing)), kernels
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         output = self._kernels.empty(x.size(0), self._product.num_panels * _PANEL)
@@ -44,7 +46,7 @@ class TileGate:
         self._size = len(gate)
         missing = -len(gate) % TILE_ROWS
         gate_bias, up_bias = biases or (torch.zeros(len(gate)), torch.zeros(len(gate)))
-        weight = _alternating(*(F.pad(weight, (0, 0, 0, missing)) for weight in (gate, up)))
+        weight = _alternating(*(F.pad(weight.bfloat16(), (0, 0, 0, missing)) for weight in (gate, up)))
         bias = _alternating(*(F.pad(bias, (0, missing)) for bias in (gate_bias, up_bias)))
         self._product = _Product("tile_gate", weight, bias, kernels)
 
@@ -57,11 +59,11 @@ class _Product:
     """Weights and bias as the kernels want them, with a call of one."""
 
     def __init__(self, kernel: str, weight: Tensor, bias: Tensor, kernels: Kernels) -> None:
-        """weight (32 num_panels, in_features), bias (32 num_panels,)."""
+        """weight (32 num_panels, in_features) bfloat16, bias (32 num_panels,)."""
         self._padding = -weight.size(1) % TILE_DEPTH
         self.num_panels = len(weight) // _PANEL
         self._in_features = weight.size(1) + self._padding
-        tiles = F.pad(weight, (0, self._padding)).bfloat16()
+        tiles = F.pad(weight, (0, self._padding))
         tiles = tiles.view(self.num_panels, 2, TILE_ROWS, -1, TILE_DEPTH // 2, 2)
         self._weight = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
         self._bias = bias.float().contiguous()

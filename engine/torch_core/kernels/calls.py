@@ -77,7 +77,7 @@ class Kernels:
             values: list[Any] = [0, 0, num_tasks, portion, *arguments]
             frame[: HEADER + len(arguments)] = values
             if self._recorder is not None:
-                self._recorder.calls.append(Call(name, address, num_threads if self._run else 1, values))
+                self._recorder.calls.append(Call(name, address, num_threads, values))
             if num_threads == 1 or self._run is None:
                 work(at)
             else:

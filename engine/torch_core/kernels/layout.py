@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 HEADER = 4  # fields of a frame before a kernel's arguments: next task, next thread, number of tasks, tasks at a time
+NUM_TASKS = 2  # place of the third
 MAX_ARGUMENTS = 20
 PANEL = 64  # columns of a linear layer that are stored side by side, and computed as one task
 TILE_ROWS = 16  # of a matrix unit; also the columns of its results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.torch_core.attention import CpuAttention
 from engine.torch_core.batch import StepBatch, build_batch
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import read_spec
-from engine.torch_core.recorded_steps import RecordedSteps
+from engine.torch_core.recorded_steps import RecordedSteps, _Watch
 from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
@@ -171,3 +172,26 @@ def test_prefills_and_many_rows_are_not_recorded(tmp_path: Path, monkeypatch: py
             batch = side.batch(chunks)
             assert side.steps.run(batch, torch.from_numpy(batch.token_ids)) is None
     assert side.recordings() == []
+
+
+X = torch.ones(4, 6)
+ACTIONS: dict[str, tuple[Callable[[], object], bool]] = {
+    "view": (lambda: X.view(2, 12), False),
+    "slice": (lambda: X[1:3], False),
+    "split": (lambda: X.split_with_sizes((1, 5), 1), False),
+    "same dtype": (lambda: X.float(), False),
+    "other dtype": (lambda: X.bfloat16(), True),
+    "in place": (lambda: X.add_(0), True),
+    "sum": (lambda: X + X, True),
+    "cat": (lambda: torch.cat([X, X]), True),
+    "zeros": (lambda: torch.zeros(3), True),
+    "number": (lambda: X.sum().item(), True),
+    "memory that may be freed": (lambda: torch.empty(3), True),
+}
+
+
+@pytest.mark.parametrize(("action", "computes"), ACTIONS.values(), ids=ACTIONS)
+def test_what_torch_computes_is_noticed(action: Callable[[], object], computes: bool) -> None:
+    with torch.inference_mode(), _Watch() as watch:
+        action()
+    assert watch.computes == computes

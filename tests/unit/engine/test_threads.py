@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from engine.threads import num_threads
+from tests.helpers.tiny_models import make_engine, request, run_alone, save_tiny_model
 from tokservice.runtime.config import EngineConfig
 
 
@@ -25,3 +31,24 @@ def test_the_setting_counts_where_there_is_one() -> None:
 @pytest.mark.parametrize(("num_cores", "threads"), [(1, 1), (2, 2), (3, 2), (4, 2), (9, 8), (64, 32)])
 def test_a_deterministic_engine_takes_a_power_of_two(num_cores: int, threads: int) -> None:
     assert num_threads(EngineConfig(deterministic=True), num_cores) == threads
+
+
+def greedy_ids(model_dir: Path) -> list[int]:
+    engine = make_engine(model_dir, weight_format="bfloat16", threads=2)
+    return run_alone(engine, request("r", range(2, 90), temperature=0.0, max_tokens=8, ignore_eos=True))
+
+
+def test_fewer_threads_than_asked_for_are_not_granted(tmp_path: Path) -> None:
+    """By the environment's leave oneDNN got one thread of two, and left half of its results as they were."""
+    model_dir = save_tiny_model("llama3", tmp_path)  # of heads that are too small for the matrix unit
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from pathlib import Path\n"
+        "from tests.unit.engine.test_threads import greedy_ids\n"
+        f"print(greedy_ids(Path({str(model_dir)!r})))\n"
+    )
+    environment = os.environ | {"OMP_DYNAMIC": "true", "OMP_THREAD_LIMIT": "1"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == f"{greedy_ids(model_dir)}\n"

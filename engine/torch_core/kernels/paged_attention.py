@@ -18,23 +18,12 @@ import numpy as np
 from engine.torch_core.kernels.language import (
     DTYPES,
     Address,
-    Array,
-    Float,
     add_product,
     compiled,
     floats,
-    greater,
     ints,
 )
-from engine.torch_core.kernels.rows import exp
-
-
-@compiled
-def greatest(x: Array, least: Float) -> Float:
-    """Of x and ``least``."""
-    for i in range(len(x)):
-        least = greater(least, x[i])
-    return least
+from engine.torch_core.kernels.rows import exp, greatest
 
 
 def store_kernel(dtype: str) -> Callable[..., None]:

@@ -19,6 +19,7 @@ from engine.torch_core.kernels.language import (
     double_of_bits,
     float_of_bits,
     floats,
+    greater,
     ints,
 )
 
@@ -38,6 +39,14 @@ def exp(x: Float) -> Float:
     series = series * x + np.float32(1.0)
     series = series * x + np.float32(1.0)
     return series * float_of_bits((np.int32(power) + np.int32(127)) << np.int32(23))
+
+
+@compiled
+def greatest(x: Array, least: Float) -> Float:
+    """Of x and ``least``."""
+    for i in range(len(x)):
+        least = greater(least, x[i])
+    return least
 
 
 @compiled

@@ -21,8 +21,7 @@ from engine.torch_core.kernels.language import (
     words,
 )
 from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, TILE_ROWS, attend_tiles_bytes
-from engine.torch_core.kernels.paged_attention import greatest
-from engine.torch_core.kernels.rows import exp
+from engine.torch_core.kernels.rows import exp, greatest
 from engine.torch_core.kernels.tiles import (
     CONFIGURATION,
     MOST_ROWS,
@@ -34,7 +33,6 @@ from engine.torch_core.kernels.tiles import (
     load_sums,
     save_configuration,
     scratch,
-    start_sums,
     store_sums,
 )
 
@@ -177,7 +175,7 @@ def attend_tiles(
                 configured = count
             left, width = lefts + first * head_dim * 2, head_dim * 2
             for panel in range(block_size // PANEL_COLUMNS):
-                start_sums(count, zeros)
+                load_sums(count, zeros, 0)
                 tiles = key_tiles + panel * head_dim * PANEL_COLUMNS * 2
                 add_product(count, head_dim // TILE_DEPTH, left, width, tiles, False)
                 store_sums(count, scores + panel * PANEL_COLUMNS * 4, block_size * 4)

@@ -22,9 +22,9 @@ from engine.torch_core.kernels.tiles import (
     add_product,
     configure,
     load_configuration,
+    load_sums,
     save_configuration,
     scratch,
-    start_sums,
     store_sums,
 )
 
@@ -79,7 +79,7 @@ def _kernel(finish: Callable[..., None]) -> Callable[..., None]:
             if count != configured:
                 configure(count)
                 configured = count
-            start_sums(count, bias + panel * PANEL_COLUMNS * 4)
+            load_sums(count, bias + panel * PANEL_COLUMNS * 4, 0)
             left, right = x + row * in_features * 2, weights + panel * depth * 2 * TILE
             add_product(count, depth, left, in_features * 2, right, row == lo)
             finish(count, num_panels, panel, row, output)

@@ -154,18 +154,8 @@ def add_product(num_rows: int, count: int, x: Address, stride: int, panel: Addre
 
 
 @compiled
-def start_sums(num_rows: int, row: Address) -> None:
-    """Each row of the sums = 32 float32."""
-    load_tile(SUMS_00, row, 0)
-    load_tile(SUMS_01, row + CACHE_LINE, 0)
-    if num_rows > TILE_ROWS:
-        load_tile(SUMS_10, row, 0)
-        load_tile(SUMS_11, row + CACHE_LINE, 0)
-
-
-@compiled
 def load_sums(num_rows: int, source: Address, stride: int) -> None:
-    """Sums = source (num_rows, 32) float32, rows ``stride`` bytes apart."""
+    """Sums = source (num_rows, 32) float32, rows ``stride`` bytes apart: 0 repeats one row."""
     load_tile(SUMS_00, source, stride)
     load_tile(SUMS_01, source + CACHE_LINE, stride)
     if num_rows > TILE_ROWS:

@@ -49,7 +49,7 @@ class Runner:
 
     model: Model
     attention: CpuAttention | PagedAttention
-    graphs: DecodeGraphs | RecordedSteps
+    recorded: DecodeGraphs | RecordedSteps  # plain decodes, on a GPU or on a CPU
     device: torch.device
     num_blocks: int
     block_size: int  # tokens of a block
@@ -66,7 +66,7 @@ class Runner:
         token_ids = upload(batch.token_ids, self.device)
         if sampled is not None:
             token_ids = torch.where(token_ids < 0, sampled.token_ids[(-1 - token_ids).clamp_(min=0)], token_ids)
-        hidden = self.graphs.run(batch, token_ids)
+        hidden = self.recorded.run(batch, token_ids)
         if hidden is not None:
             return hidden
         self.attention.begin(batch)
@@ -120,7 +120,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     return Runner(
         model=model,
         attention=attention,
-        graphs=RecordedSteps(model, attention, kernels),
+        recorded=RecordedSteps(model, attention, kernels),
         device=device,
         num_blocks=num_blocks,
         block_size=block_size,
@@ -165,7 +165,7 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
     return Runner(
         model=model,
         attention=attention,
-        graphs=graphs,
+        recorded=graphs,
         device=device,
         num_blocks=num_blocks,
         block_size=block_size,

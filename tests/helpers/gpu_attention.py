@@ -63,7 +63,7 @@ def arrange_as_on_a_gpu(core: EngineCore, kind: str) -> None:
     runner = engine._runner
     spec, max_len = runner.model.spec, runner.max_model_len
     runner.attention = gpu_attention(kind, spec, runner.num_blocks, runner.block_size, max_len)
-    runner.graphs = DecodeGraphs(runner.model, runner.attention, record=False)
-    runner.graphs.record_all(16)
+    runner.recorded = DecodeGraphs(runner.model, runner.attention, record=False)
+    runner.recorded.record_all(16)
     runner.max_lookup_tokens = 1
     runner.overlaps = True

@@ -226,7 +226,7 @@ def runner(request: pytest.FixtureRequest, model_dir: Path, spec: ModelSpec) -> 
     return Runner(
         model=model,
         attention=attention,
-        graphs=DecodeGraphs(model, attention, record=False),
+        recorded=DecodeGraphs(model, attention, record=False),
         device=DEVICE,
         num_blocks=64,
         block_size=BLOCK_SIZE,
@@ -264,12 +264,12 @@ def test_no_step_waits_for_the_device(runner: Runner) -> None:
                 with no_waiting():
                     sampler.accept(one, 10 + step)
             one.expect(row)
-    assert set(runner.graphs._buckets) == {(8, runner.attention.fixed_width or 4)}  # type: ignore[union-attr]
+    assert set(runner.recorded._buckets) == {(8, runner.attention.fixed_width or 4)}  # type: ignore[union-attr]
 
 
 @torch.inference_mode()
 def test_what_a_graph_records_stays_on_the_device(runner: Runner) -> None:
-    graphs: Any = runner.graphs
+    graphs: Any = runner.recorded
     bucket = graphs._bucket(8, runner.attention.fixed_width or 4)  # type: ignore[union-attr]
     with no_waiting(), OnTheDeviceAlone():
         hidden = graphs._compute(bucket)

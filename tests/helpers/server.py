@@ -77,7 +77,10 @@ class Server:
             timeout=ANSWER_TIMEOUT_S,
             trust_env=False,
             verify=self.verify if self.url.startswith("https:") else False,  # to load authorities takes 10 ms and more
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            # Every request on its own connection, which "close" ends at once: left to the pool of httpcore, it stays
+            # idle for a moment in which one thread may take it while another closes it (EBADF).
+            headers={"connection": "close"},
+            limits=httpx.Limits(max_connections=None),
         )
         self.wait_until_status("/ready", 200)
 

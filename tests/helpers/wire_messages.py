@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from hypothesis import strategies as st
@@ -61,6 +62,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     return parts(kind)
 
 
+@cache  # to make a strategy anew for each example takes longer than to draw from it
 def parts(kind: type) -> st.SearchStrategy[Any]:
     """Instances of a dataclass, without frames."""
     hints = typing.get_type_hints(kind)
@@ -71,7 +73,8 @@ def parts(kind: type) -> st.SearchStrategy[Any]:
 @st.composite
 def messages(draw: st.DrawFn, kinds: Sequence[type[Message]] = tuple(TAGS.values())) -> Message:
     """Valid messages of every class."""
-    message: Any = draw(parts(draw(st.sampled_from(kinds))))
+    kind: Any = draw(st.sampled_from(kinds))
+    message: Any = draw(parts(kind))
     fit = _FITS.get(type(message))
     fitting: Message = dataclasses.replace(message, **fit(draw, message)) if fit else message
     return fitting

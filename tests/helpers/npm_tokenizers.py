@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -34,14 +35,22 @@ CACHE = cache_dir() / "tokenizers"  # the user's own, whatever a test makes of t
 
 def model_dir(name: str) -> Path:
     """The folder with a tokenizer's files. Skips the test where it cannot be had."""
-    folder, reason = _fetched(name)
+    folder, reason = _fetched()[name].result()
     if folder is None:
         pytest.skip(reason)
     return folder
 
 
 @cache
-def _fetched(name: str) -> tuple[Path | None, str]:
+def _fetched() -> dict[str, Future[tuple[Path | None, str]]]:
+    """All of them at once, as soon as one is wanted: to fetch takes seconds, most of them without work."""
+    threads = ThreadPoolExecutor(len(DIGESTS))
+    fetched = {name: threads.submit(_fetch, name) for name in DIGESTS}
+    threads.shutdown(wait=False)
+    return fetched
+
+
+def _fetch(name: str) -> tuple[Path | None, str]:
     folder = CACHE / f"{name}-{VERSION}-{DIGESTS[name][:12]}"
     if folder.is_dir():
         return folder, ""

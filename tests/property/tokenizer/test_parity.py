@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import orjson
@@ -39,14 +41,26 @@ class Pair:
             assert self.fast.decode(ids) == self.reference.decode(ids), ascii(text)
 
 
+@pytest.fixture(scope="module")
+def fast() -> Iterator[dict[str, Future[FastokensBackend]]]:
+    """Back ends under test. Each takes seconds to load, without the GIL: beside the tests of those before it."""
+    with ThreadPoolExecutor(1) as loader:
+        yield {name: loader.submit(load_fast, name) for name in real_tokenizers.NAMES}
+        loader.shutdown(cancel_futures=True)  # of tests that were not selected, or had failed
+
+
+def load_fast(name: str) -> FastokensBackend:
+    return FastokensBackend(real_tokenizers.model_dir(name) / "tokenizer.json")
+
+
 @pytest.fixture(scope="module", params=real_tokenizers.NAMES)
-def pair(request: pytest.FixtureRequest) -> Pair:
+def pair(request: pytest.FixtureRequest, fast: dict[str, Future[FastokensBackend]]) -> Pair:
     path = real_tokenizers.model_dir(request.param) / "tokenizer.json"
     reference = HuggingFaceBackend(path)
     bound = max_chars_per_token(orjson.loads(path.read_bytes()))
     assert bound is not None
     added = sorted(token.content for token in reference.added_tokens().values())
-    return Pair(FastokensBackend(path), reference, added[:: max(1, len(added) // 60)], bound)
+    return Pair(fast[request.param].result(), reference, added[:: max(1, len(added) // 60)], bound)
 
 
 def test_the_self_test_passes(pair: Pair) -> None:

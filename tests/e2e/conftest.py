@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import openai
@@ -10,39 +13,80 @@ import pytest
 
 from tests.helpers.loopback_only import loopback_only
 from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.tiny_tokenizers import byte_level, write_model
+from tokservice.models.default_model import ensure_default_model
 
-__all__ = ["api", "client", "default_model", "impatient", "loopback_only", "model", "simulated", "thinking"]
+__all__ = ["api", "client", "default_model", "impatient", "loopback_only", "model", "simulated", "small", "thinking"]
 
+STEP = ("--set", "simulated.step_ms=5")
+LITTLE_CACHE = ("--set", "engine.kv_cache_tokens=8192")
 API_KEY = "secret"  # of the impatient one
 
 
 @pytest.fixture(scope="session")
-def simulated() -> Iterator[Server]:
+def one_layer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model, but for all layers after the first: what it says is nonsense, and said at once."""
+    folder, whole = tmp_path_factory.mktemp("one-layer"), ensure_default_model()
+    for file in whole.iterdir():
+        (folder / file.name).symlink_to(file)
+    (folder / "config.json").unlink()
+    config = json.loads((whole / "config.json").read_bytes())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def shared(request: pytest.FixtureRequest, one_layer: Path) -> Iterator[dict[str, Server]]:
+    """The servers below that any test of this run wants. They start together: most of them wait for one core."""
+    arguments: dict[str, tuple[str, ...]] = {
+        "simulated": (*SIMULATED, *STEP),
+        "default_model": (),
+        "thinking": ("--model", str(one_layer), *LITTLE_CACHE, "--set", "model.reasoning_parser=think"),
+        "impatient": (*SIMULATED, *STEP, "--set", "router.total_timeout_s=3", "--api-key", API_KEY),
+    }
+    wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
+    with ExitStack() as servers:
+        yield {
+            name: servers.enter_context(running_server(*of, ready=False))
+            for name, of in arguments.items()
+            if name in wanted
+        }
+
+
+def ready(server: Server) -> Server:
+    server.wait_until_ready()
+    return server
+
+
+@pytest.fixture(scope="session")
+def simulated(shared: dict[str, Server]) -> Server:
     """The whole system around a simulated engine of 5 ms a step."""
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=5") as server:
-        yield server
+    return ready(shared["simulated"])
 
 
 @pytest.fixture(scope="session")
-def default_model() -> Iterator[Server]:
+def default_model(shared: dict[str, Server]) -> Server:
     """The whole system with the default model on this machine's CPU."""
-    with running_server() as server:
-        yield server
+    return ready(shared["default_model"])
 
 
 @pytest.fixture(scope="session")
-def thinking() -> Iterator[Server]:
-    """The default model again, whose thoughts are split off."""
-    with running_server("--set", "model.reasoning_parser=think", "--set", "engine.kv_cache_tokens=8192") as server:
-        yield server
+def thinking(shared: dict[str, Server]) -> Server:
+    """The torch engine again, with an option: thoughts are split off."""
+    return ready(shared["thinking"])
 
 
 @pytest.fixture(scope="session")
-def impatient() -> Iterator[Server]:
+def impatient(shared: dict[str, Server]) -> Server:
     """A simulated engine whose clients need a key, and are given three seconds."""
-    limits = ("--set", "simulated.step_ms=5", "--set", "router.total_timeout_s=3")
-    with running_server(*SIMULATED, *limits, "--api-key", API_KEY) as server:
-        yield server
+    return ready(shared["impatient"])
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Arguments of a system that starts twice as fast: one tokenizer process, a tiny vocabulary."""
+    folder = write_model(tmp_path_factory.mktemp("models") / "tiny", byte_level())
+    return (*SIMULATED, "--set", "tokenizer.workers=1", "--model", str(folder))
 
 
 @pytest.fixture

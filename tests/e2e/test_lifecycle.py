@@ -43,16 +43,16 @@ def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
         assert not server.run_dir.exists()
 
 
-def test_a_signal_during_start_is_obeyed() -> None:
-    with running_server(*SIMULATED, ready=False) as server:
+def test_a_signal_during_start_is_obeyed(small: tuple[str, ...]) -> None:
+    with running_server(*small, ready=False) as server:
         wait_for(server.pids, what="the first child")
         assert server.stop() == 0
         assert "Traceback" not in server.log
 
 
-def test_sigkill_of_the_launcher_leaves_nothing_behind() -> None:
+def test_sigkill_of_the_launcher_leaves_nothing_behind(small: tuple[str, ...]) -> None:
     """Orphans kept the port or the GPU: vllm#55510, sglang#15165."""
-    with running_server(*SIMULATED) as server:
+    with running_server(*small) as server:
         port = int(server.url.rpartition(":")[2])
         children = server.process.children(recursive=True)
         # A stopped process cannot watch a pipe: the kernel's signal has to reach it.
@@ -65,7 +65,7 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind() -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
         again = ("--port", str(port), "--set", f"runtime.run_dir={server.run_dir}")
-        with running_server(*SIMULATED, *again) as successor:
+        with running_server(*small, *again) as successor:
             assert successor.http.get("/health").status_code == 200
             assert successor.url == server.url
 
@@ -121,11 +121,11 @@ def test_a_model_without_weights_ends_the_start_with_its_reason(tmp_path: Path) 
     assert "Traceback" not in printed
 
 
-def test_a_long_temporary_folder_does_not_matter(tmp_path: Path) -> None:
+def test_a_long_temporary_folder_does_not_matter(small: tuple[str, ...], tmp_path: Path) -> None:
     """Socket paths longer than 107 bytes made the start fail with a bare error: LMCache#3529."""
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
-    server = Server(*SIMULATED, "--set", 'runtime.run_dir=""', env={**os.environ, "TMPDIR": str(folder)})
+    server = Server(*small, "--set", 'runtime.run_dir=""', env={**os.environ, "TMPDIR": str(folder)})
     try:
         server.wait_until_ready()
         assert server.stop() == 0
@@ -141,9 +141,9 @@ def refused(server: Server, body: dict[str, object]) -> httpx.Response | None:
     return None
 
 
-def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
+def test_drain_finishes_what_runs_and_refuses_what_is_new(small: tuple[str, ...]) -> None:
     """SIGTERM cut running streams at once: vllm#24885. The engine rests meanwhile, lest the stream ends by itself."""
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=10") as server:
+    with running_server(*small, "--set", "simulated.step_ms=10") as server:
         body = {"prompt": "hello", "max_tokens": 40}
         with server.begun_stream(body) as lines:
             os.kill(server.pid("engine"), signal.SIGSTOP)
@@ -159,9 +159,9 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new() -> None:
         assert server.process.wait(60) == 0
 
 
-def test_a_second_signal_forces() -> None:
+def test_a_second_signal_forces(small: tuple[str, ...]) -> None:
     with (
-        running_server(*SIMULATED, "--set", "simulated.step_ms=100") as server,
+        running_server(*small, "--set", "simulated.step_ms=100") as server,
         server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines,
     ):
         server.process.terminate()
@@ -172,8 +172,8 @@ def test_a_second_signal_forces() -> None:
             list(lines)
 
 
-def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
-    with running_server(*SIMULATED, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1") as server:
+def test_a_drain_past_its_deadline_ends_streams_with_an_error_event(small: tuple[str, ...]) -> None:
+    with running_server(*small, "--set", "simulated.step_ms=100", "--set", "runtime.drain_timeout_s=1") as server:
         with server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines:
             server.process.terminate()
             rest = [line for line in lines if line.startswith("data: ")]
@@ -182,12 +182,12 @@ def test_a_drain_past_its_deadline_ends_streams_with_an_error_event() -> None:
         assert server.process.wait(60) == 0
 
 
-def test_api_keys_are_nowhere_to_be_seen(tmp_path: Path) -> None:
+def test_api_keys_are_nowhere_to_be_seen(small: tuple[str, ...], tmp_path: Path) -> None:
     """Without the variable that held a key, the launcher found no room for its title."""
     keys = tmp_path / "keys"
     keys.write_text("first-secret\nsecond-secret\n")
     environment = {**os.environ, "TOKSERVICE_API_KEY": "third-secret"}
-    with running_server(*SIMULATED, "--api-key-file", str(keys), env=environment) as server:
+    with running_server(*small, "--api-key-file", str(keys), env=environment) as server:
         assert server.process.cmdline()[0] == "tokservice: launcher"
         assert "-H 'Authorization: Bearer KEY'" in server.log
         body = {"prompt": "hi", "max_tokens": 1}

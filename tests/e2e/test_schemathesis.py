@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,29 @@ def run(server: Server, folder: Path, *options: str, timeout_s: int = 200) -> No
     assert server.http.get("/ready").status_code == 200
 
 
-def test_random_requests_to_every_operation(server: Server, tmp_path: Path) -> None:
-    run(server, tmp_path, "--phases", "examples,fuzzing", "--max-examples", "20", *REPEATABLE)
+SHORT_RUNS = {
+    "random requests": ("--phases", "examples,fuzzing", "--max-examples", "20"),
+    "every rule": ("--phases", "coverage", "--include-path-regex", "tokenize|count_tokens"),
+}
 
 
-def test_every_rule_of_small_schemas(server: Server, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def short_runs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """At the same time: each has work for one core."""
+    with ThreadPoolExecutor() as runs:
+        yield {
+            name: runs.submit(run, server, tmp_path_factory.mktemp("run"), *options, *REPEATABLE)
+            for name, options in SHORT_RUNS.items()
+        }
+
+
+def test_random_requests_to_every_operation(short_runs: dict[str, Future[None]]) -> None:
+    short_runs["random requests"].result()
+
+
+def test_every_rule_of_small_schemas(short_runs: dict[str, Future[None]]) -> None:
     """A request for each rule of a schema, which it breaks or only just keeps."""
-    run(server, tmp_path, "--phases", "coverage", "--include-path-regex", "tokenize|count_tokens", *REPEATABLE)
+    short_runs["every rule"].result()
 
 
 @pytest.mark.slow

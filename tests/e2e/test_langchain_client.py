@@ -38,8 +38,8 @@ def get_weather(city: Literal["Paris", "Rome"]) -> str:
 
 @pytest.fixture
 def options(default_model: Server) -> Iterator[dict[str, Any]]:
-    """Of every client."""
-    with httpx.Client(timeout=120, trust_env=False) as http:
+    """Of every client. Its threads share connections, of which none may stay idle: as in tests/helpers/server.py."""
+    with httpx.Client(timeout=120, trust_env=False, headers={"connection": "close"}) as http:
         base: dict[str, Any] = {"model": MODEL, "base_url": f"{default_model.url}/v1", "api_key": "none"}
         yield base | {"max_retries": 0, "temperature": 0, "max_tokens": 24, "http_client": http}
 

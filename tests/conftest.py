@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 from hypothesis import settings
 
@@ -11,6 +12,10 @@ NUM_FILES = 8192  # a test holds both ends of 2000 connections; the usual limit 
 
 # Before any test imports torch: threads that spin beside other work make a test of two threads ten times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Tests start hundreds of processes. Where containers forbid it, each would compile all our modules anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # No deadline for one example: a busy machine is not a failure (pytest-timeout bounds the whole test). The same examples
 # in every run: what no change has broken must not fail. New ones are for `pytest --hypothesis-profile=extended`.

@@ -10,6 +10,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Union
 from urllib.parse import urlsplit
@@ -45,14 +46,25 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["simulated", "torch"])
-def server(request: pytest.FixtureRequest, tiny_model: Path) -> Iterator[Server]:
-    settings = {
+@pytest.fixture(scope="module")
+def servers(tiny_model: Path) -> Iterator[dict[str, Server]]:
+    """With either engine. The second one starts while the first is at work."""
+    arguments = {
         "simulated": (*SIMULATED, "--set", "simulated.step_ms=0", "--set", f"simulated.max_model_len={MAX_MODEL_LEN}"),
         "torch": ("--model", str(tiny_model)),
-    }[request.param]
-    with running_server(*settings, "--served-model-name", mutated_bodies.MODEL) as server:
-        yield server
+    }
+    named = ("--served-model-name", mutated_bodies.MODEL)
+    with ExitStack() as stack:
+        yield {
+            engine: stack.enter_context(running_server(*of, *named, ready=False)) for engine, of in arguments.items()
+        }
+
+
+@pytest.fixture(scope="module", params=["simulated", "torch"])
+def server(request: pytest.FixtureRequest, servers: dict[str, Server]) -> Server:
+    server = servers[request.param]
+    server.wait_until_ready()
+    return server
 
 
 def random_bytes(seed: int, count: int) -> Iterator[tuple[Route, bytes]]:

@@ -1,9 +1,9 @@
 """Attention over the paged KV cache on a CPU.
 
-Engine process. A row of a decode, or of a short chunk, attends by a compiled kernel that reads the blocks of its
-context where they are, see ``kernels/paged_attention.py``; so does any row in the deterministic mode. Long prefill
-chunks have enough queries for each key to be worth a copy: of a block at a time where the CPU's matrix unit computes,
-see ``kernels/tile_attention.py``, else of the whole context, see ``prefill_attention.py``.
+Engine process. A row of a decode, or of a short chunk, attends by itself, see ``kernels/paged_attention.py``; so does
+any row in the deterministic mode. The rows of a long prefill chunk attend many at a time, by the CPU's matrix unit, see
+``kernels/tile_attention.py``, or without one, see ``kernels/prefill_attention.py``. All read the blocks of their
+context where they are.
 
 Number formats follow that of the weights. With float32 weights everything is float32. Else the cache holds float16;
 sums are float32. It costs a KL divergence of 3e-6 (bfloat16, with as many bytes, 1.6e-4). Keys and values beyond 65504
@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from engine.torch_core.batch import PrefillRun, StepBatch
-from engine.torch_core.kernels.calls import Kernel, Kernels
-from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, attend_tiles_bytes
+from engine.torch_core.kernels.calls import Kernels
+from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, attend_bytes, attend_tiles_bytes
 from engine.torch_core.linear import input_dtype
 from engine.torch_core.model_spec import ModelSpec
-from engine.torch_core.prefill_attention import ATTEND, causal_mask
 from engine.torch_core.row_ops import SHARE_ROWS_FROM
 
 MAX_LOOKUP_TOKENS = 4  # longer chunks are prefilled
@@ -49,7 +48,6 @@ class _Lookup:
 class _Prefill:
     run: PrefillRun
     blocks: Tensor
-    mask: Tensor | None  # see ``causal_mask``
 
 
 class CpuAttention:
@@ -60,7 +58,6 @@ class CpuAttention:
         self.spec = spec
         self.block_size = block_size
         dtype = _cache_dtype(weight_format)
-        self._prefill_dtype = torch.bfloat16 if weight_format == "bfloat16" else torch.float32
         heads, dim = spec.num_kv_heads, spec.head_dim
         numel = num_blocks * heads * dim * block_size
         tables = [_mapped_zeros(numel, dtype) for _ in range(2 * spec.num_layers)]
@@ -69,8 +66,8 @@ class CpuAttention:
         self._addresses = [
             (keys.data_ptr(), values.data_ptr()) for keys, values in zip(self._keys, self._values, strict=True)
         ]
-        self._output_dtype = input_dtype(weight_format, kernels)
-        cache, output = (str(name).removeprefix("torch.") for name in (dtype, self._output_dtype))
+        self.output_dtype = input_dtype(weight_format, kernels)
+        cache, output = (str(name).removeprefix("torch.") for name in (dtype, self.output_dtype))
         self._store = kernels.kernel(f"store_{cache}", SHARE_ROWS_FROM, runs=1)
         self._attend_name = f"attend_{cache}_{output}"
         self._attend = kernels.kernel(self._attend_name, 2)
@@ -78,11 +75,12 @@ class CpuAttention:
         self._segment = max(1, SEGMENT_TOKENS // block_size) * block_size
         group = spec.num_heads // heads
         self._workspaces = torch.empty(kernels.num_threads, group, 2 * dim + block_size + 2)
-        self._attend_tiles: Kernel | None = None
-        if self._output_dtype is torch.bfloat16 and dim % TILE_DEPTH == 0 and block_size % TILE_DEPTH == 0:
-            self._attend_tiles = kernels.kernel("attend_tiles", 2)
-            size = attend_tiles_bytes(group, dim, block_size)
-            self._tile_workspaces = torch.empty(kernels.num_threads, size, dtype=torch.uint8)
+        self.attends_by_tiles = self.output_dtype is torch.bfloat16 and dim % TILE_DEPTH == block_size % TILE_DEPTH == 0
+        name, size_of = f"attend_prompt_{cache}_{output}", attend_bytes
+        if self.attends_by_tiles:
+            name, size_of = "attend_tiles", attend_tiles_bytes
+        self._attend_prompt = kernels.kernel(name, 2)
+        self._prompt_workspaces = torch.empty(kernels.num_threads, size_of(group, dim, block_size), dtype=torch.uint8)
         self._write_to: tuple[Tensor, Tensor]
         self._output: Tensor  # (num_rows, num_heads * head_dim), of one layer after the other
         self._lookup: _Lookup
@@ -115,9 +113,9 @@ class CpuAttention:
         """Build a step's index arrays, which all layers share."""
         self._write_to = (torch.from_numpy(batch.write_blocks), torch.from_numpy(batch.write_offsets))
         size = self.spec.num_heads * self.spec.head_dim
-        self._output = torch.empty(len(batch.positions), size, dtype=self._output_dtype)
+        self._output = torch.empty(len(batch.positions), size, dtype=self.output_dtype)
         self._lookup = self._plan_lookup(batch)
-        self._prefills = [self._plan_prefill(run) for run in batch.prefills]
+        self._prefills = [_Prefill(run, torch.from_numpy(run.blocks)) for run in batch.prefills]
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Store the rows' keys and values, then attend.
@@ -143,11 +141,7 @@ class CpuAttention:
         if self._lookup.num_rows:
             self._look_up(self._lookup, query, keys_and_values)
         for prefill in self._prefills:
-            if self._attend_tiles is not None:
-                self._prefill_by_tiles(self._attend_tiles, prefill, query, keys_and_values)
-            else:
-                rows = slice(prefill.run.lo, prefill.run.hi)
-                self._output[rows] = self._prefill(layer, query, key, value, prefill)
+            self._prefill(prefill, query, keys_and_values)
         return self._output
 
     def _look_up(self, lookup: _Lookup, query: Tensor, keys_and_values: tuple[int, int]) -> None:
@@ -174,12 +168,10 @@ class CpuAttention:
             lens = (spec.num_heads, spec.head_dim, self._segment)
             self._merge(num_tasks, *lens, first_segments, context_lens, partials, output)
 
-    def _prefill_by_tiles(
-        self, attend: Kernel, prefill: _Prefill, query: Tensor, keys_and_values: tuple[int, int]
-    ) -> None:
+    def _prefill(self, prefill: _Prefill, query: Tensor, keys_and_values: tuple[int, int]) -> None:
         spec, run = self.spec, prefill.run
         num_rows = run.hi - run.lo
-        attend(
+        self._attend_prompt(
             -(-num_rows // QUERY_BLOCK) * spec.num_kv_heads,
             spec.num_heads,
             spec.num_kv_heads,
@@ -191,27 +183,9 @@ class CpuAttention:
             prefill.blocks.data_ptr(),
             query[run.lo].data_ptr(),
             *keys_and_values,
-            self._tile_workspaces.data_ptr(),
+            self._prompt_workspaces.data_ptr(),
             self._output[run.lo].data_ptr(),
         )
-
-    def _prefill(self, layer: int, query: Tensor, key: Tensor, value: Tensor, prefill: _Prefill) -> Tensor:
-        run = prefill.run
-        rows = slice(run.lo, run.hi)
-        if run.start == 0:
-            keys, values = key[rows].permute(1, 2, 0), value[rows].transpose(0, 1)
-        else:
-            context = run.start + run.hi - run.lo
-            keys = self._keys[layer][prefill.blocks].permute(1, 2, 0, 3).flatten(2)[..., :context]
-            values = self._values[layer][prefill.blocks].transpose(0, 1).flatten(1, 2)[:, :context]
-        dtype = self._prefill_dtype
-        return ATTEND[dtype](query[rows] * self.spec.head_dim**-0.5, keys.to(dtype), values.to(dtype), prefill.mask)
-
-    def _plan_prefill(self, run: PrefillRun) -> _Prefill:
-        mask = None
-        if self._attend_tiles is None:
-            mask = causal_mask(run.hi - run.lo, run.start, self._prefill_dtype)
-        return _Prefill(run, torch.from_numpy(run.blocks), mask)
 
     def _plan_lookup(self, batch: StepBatch) -> _Lookup:
         spec = self.spec

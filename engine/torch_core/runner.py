@@ -23,7 +23,7 @@ from engine.torch_core.decode_graphs import DecodeGraphs
 from engine.torch_core.huge_pages import use_huge_pages
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.machine_code import load_kernels
-from engine.torch_core.linear import has_bfloat16_products
+from engine.torch_core.linear import can_bfloat16, has_bfloat16_products
 from engine.torch_core.memory_profile import cache_bytes
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import ModelSpec, read_spec
@@ -103,6 +103,8 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     num_blocks = _num_blocks(cache_tokens, block_size)
     max_len = min(max_len, num_blocks * block_size)
     kernels = Kernels(load_kernels())
+    if weight_format == "bfloat16" and not can_bfloat16(kernels):
+        raise StartupError("engine.weight_format bfloat16 needs a CPU with AVX-512 or AMX; auto chooses float16 here")
     model = Model(
         spec,
         checkpoint,

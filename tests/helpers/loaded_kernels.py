@@ -8,6 +8,7 @@ import pytest
 
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.machine_code import MachineCode, load_kernels
+from engine.torch_core.linear import can_bfloat16
 
 
 def kernels(without_tiles: bool = False) -> Kernels:
@@ -21,6 +22,12 @@ def require_tiles() -> None:
     """Skip the test where there are no kernels of the CPU's matrix unit."""
     if not kernels().has_tiles:
         pytest.skip("this CPU has no matrix unit for bfloat16, or the system does not lend it")
+
+
+def require_bfloat16() -> None:
+    """Skip the test where weights cannot be bfloat16."""
+    if not can_bfloat16(kernels()):
+        pytest.skip("there is no code to multiply bfloat16 by this CPU")
 
 
 @cache

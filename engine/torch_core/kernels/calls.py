@@ -62,7 +62,7 @@ class Kernels:
     def kernel(self, name: str, share_from: int, runs: int = 0) -> Kernel:
         """By its name; fewer tasks than ``share_from`` are not worth waking the other threads.
 
-        A thread that is free takes the next run of tasks, of so many as make ``runs`` for each thread, else of one.
+        A thread that is free takes the next run of tasks: there are ``runs`` for each thread, or each task is one.
         With one run rows stay in the cache of a core from call to call; with more, a thread that has lost its core for
         a while is helped by the others.
         """
@@ -73,8 +73,8 @@ class Kernels:
 
         def call(num_tasks: int, *arguments: int) -> None:  # holds self, and so the code
             num_threads = self.num_threads if num_tasks >= share_from else 1
-            portion = -(-num_tasks // (runs * num_threads)) if runs else 1
-            values: list[Any] = [0, 0, num_tasks, portion, *arguments]
+            num_runs = min(num_tasks, runs * num_threads) if runs else num_tasks
+            values: list[Any] = [0, 0, num_tasks, num_runs, *arguments]
             frame[: HEADER + len(arguments)] = values
             if self._recorder is not None:
                 self._recorder.calls.append(Call(name, address, num_threads, values))

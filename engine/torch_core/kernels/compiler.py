@@ -11,15 +11,14 @@ from typing import Any
 from llvmlite import binding
 from numba import types
 
-from engine.torch_core.kernels import linear, paged_attention, rows, tile_attention, tile_linear
+from engine.torch_core.kernels import linear, paged_attention, prefill_attention, rows, tile_attention, tile_linear
 from engine.torch_core.kernels.layout import HEADER
 
-# A kernel's worker, which any number of threads run at once on one frame of int64: the next task, the next thread, the
-# number of tasks, how many a thread takes at a time, the kernel's arguments. A function of numba takes two addresses
-# before its arguments, of its result and of its exception; kernels have neither.
+# A kernel's worker, which any number of threads run at once on one frame of int64: the next run of tasks, the next
+# thread, the numbers of tasks and of runs, the kernel's arguments. Some runs have one task more than the others. A
+# function of numba takes two addresses before its arguments, of its result and of its exception; kernels have neither.
 _WORKER = """
 declare i32 @"{function}"(ptr, ptr, i64, i64{argument_types})
-declare i64 @llvm.smin.i64(i64, i64)
 define void @"{name}"(ptr %frame) {{
 entry:
   %nothing = alloca ptr
@@ -28,15 +27,18 @@ entry:
 {loads}
   br label %take
 take:
-  %first = atomicrmw add ptr %frame, i64 %portion seq_cst
-  %is_left = icmp slt i64 %first, %num_tasks
-  br i1 %is_left, label %portion_start, label %done
-portion_start:
-  %beyond = add i64 %first, %portion
-  %end = call i64 @llvm.smin.i64(i64 %beyond, i64 %num_tasks)
-  br label %compute
+  %run = atomicrmw add ptr %frame, i64 1 seq_cst
+  %is_left = icmp slt i64 %run, %num_runs
+  br i1 %is_left, label %begin, label %done
+begin:
+  %before = mul i64 %run, %num_tasks
+  %through = add i64 %before, %num_tasks
+  %first = sdiv i64 %before, %num_runs
+  %end = sdiv i64 %through, %num_runs
+  %is_any = icmp slt i64 %first, %end
+  br i1 %is_any, label %compute, label %take
 compute:
-  %task = phi i64 [ %first, %portion_start ], [ %next, %compute ]
+  %task = phi i64 [ %first, %begin ], [ %next, %compute ]
   %status = call i32 @"{function}"(ptr %nothing, ptr %nothing, i64 %task, i64 %slot{arguments})
   %next = add i64 %task, 1
   %is_more = icmp slt i64 %next, %end
@@ -88,22 +90,27 @@ C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
 
 KERNELS: dict[str, Any] = {
     "add_norm_float32": rows.norm_kernel("float32"),
-    "add_norm_bfloat16": rows.norm_kernel("bfloat16"),
     "gate": rows.gate,
     "rotate": rows.rotate,
     "linear_float16": linear.linear_kernel("float16"),
     "linear_float32": linear.linear_kernel("float32"),
+    "gate_float16": linear.gate_kernel("float16"),
+    "gate_float32": linear.gate_kernel("float32"),
     "store_float32": paged_attention.store_kernel("float32"),
     "store_float16": paged_attention.store_kernel("float16"),
     "attend_float32_float32": paged_attention.attend_kernel("float32", "float32"),
     "attend_float16_float32": paged_attention.attend_kernel("float16", "float32"),
-    "attend_float16_bfloat16": paged_attention.attend_kernel("float16", "bfloat16"),
     "merge_float32": paged_attention.merge_kernel("float32"),
-    "merge_bfloat16": paged_attention.merge_kernel("bfloat16"),
+    "attend_prompt_float32_float32": prefill_attention.attend_prompt_kernel("float32", "float32"),
+    "attend_prompt_float16_float32": prefill_attention.attend_prompt_kernel("float16", "float32"),
 }
-TILE_KERNELS: dict[str, Any] = {
-    "tile_linear": tile_linear.tile_linear,
-    "tile_gate": tile_linear.tile_gate,
+TILE_KERNELS: dict[str, Any] = {  # and those that read their results or write what they read
+    "add_norm_bfloat16": rows.norm_kernel("bfloat16"),
+    "attend_float16_bfloat16": paged_attention.attend_kernel("float16", "bfloat16"),
+    "merge_bfloat16": paged_attention.merge_kernel("bfloat16"),
+    "attend_prompt_float16_bfloat16": prefill_attention.attend_prompt_kernel("float16", "bfloat16"),
+    "linear_bfloat16": tile_linear.tile_linear,
+    "gate_bfloat16": tile_linear.tile_gate,
     "attend_tiles": tile_attention.attend_tiles,
 }
 
@@ -133,7 +140,7 @@ def _worker(name: str, kernel: Any) -> binding.ModuleRef:
     signature = types.void(*[types.int64] * count)
     kernel.compile(signature.args)
     arguments = [f"a{number}" for number in range(count - 2)]
-    fields = enumerate(["num_tasks", "portion", *arguments], HEADER - 2)
+    fields = enumerate(["num_tasks", "num_runs", *arguments], HEADER - 2)
     text = _WORKER.format(
         name=name,
         function=kernel.overloads[signature.args].fndesc.llvm_func_name,

@@ -72,6 +72,18 @@ def octets(address: Address, shape: tuple[int, ...]) -> Array:
     return carray(_as_octets(address), shape)
 
 
+@intrinsic(prefer_literal=True)
+def scratch(_: Any, size: Any) -> Any:
+    """Address of so many bytes, on a cache line, that are the function's until it returns."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), size.literal_value))
+        memory.align = CACHE_LINE
+        return builder.ptrtoint(memory, ir.IntType(64))
+
+    return types.int64(size), generate
+
+
 def _convert(source: types.Type, target: types.Type, generate: Callable[[Any, Any], Any]) -> Any:
     @intrinsic
     def convert(_: Any, value: types.Type) -> Any:
@@ -134,106 +146,3 @@ DTYPES: dict[str, tuple[Any, int, Any]] = {
     "float16": (halves, 2, half_of_float),
     "bfloat16": (halves, 2, bfloat_of_float),
 }
-
-
-def _product(num_rows: int, lanes: int, is_half: bool) -> Any:
-    """y (num_rows, lanes) += x (num_rows, count) @ matrix (count, lanes), given by addresses and strides in bytes.
-
-    As vectors, which the compiler does not make of such loops by itself; it splits them into those of the CPU. Each sum
-    runs in the order of the matrix' rows, by fused multiply-adds. See ``add_product`` for ``ahead``.
-    """
-    word, index, single, byte = ir.IntType(64), ir.IntType(32), ir.FloatType(), ir.IntType(8)
-    row_type = ir.VectorType(ir.HalfType() if is_half else single, lanes)
-    floats_type = ir.VectorType(single, lanes)
-    alignment = 2 if is_half else 4
-
-    @intrinsic
-    def product(
-        _: Any, x: Any, x_stride: Any, matrix: Any, stride: Any, count: Any, y: Any, y_stride: Any, ahead: Any
-    ) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            x, x_stride, matrix, stride, count, y, y_stride, ahead = arguments
-
-            def at(base: Any, step: Any, place: Any, kind: Any) -> Any:
-                return builder.inttoptr(builder.add(base, builder.mul(step, place)), kind.as_pointer())
-
-            fma_type = ir.FunctionType(floats_type, [floats_type] * 3)
-            fma = cgutils.get_or_insert_function(builder.module, fma_type, f"llvm.fma.v{lanes}f32")
-            results = [at(y, y_stride, ir.Constant(word, row), floats_type) for row in range(num_rows)]
-            sums = [cgutils.alloca_once_value(builder, builder.load(result, align=4)) for result in results]
-            fetch_type = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), index, index, index])
-            fetch = cgutils.get_or_insert_function(builder.module, fetch_type, "llvm.prefetch.p0")
-            with cgutils.for_range(builder, count) as loop:
-                for line in range(0, lanes * alignment, CACHE_LINE):
-                    first = builder.add(builder.add(matrix, ahead), ir.Constant(word, line))
-                    place = at(first, stride, loop.index, byte)
-                    builder.call(fetch, [place, *(ir.Constant(index, flag) for flag in (0, 3, 1))])  # to read, to keep
-                numbers = builder.load(at(matrix, stride, loop.index, row_type), align=alignment)
-                if is_half:
-                    numbers = builder.fpext(numbers, floats_type)
-                for row, total in enumerate(sums):
-                    first = builder.add(x, builder.mul(x_stride, ir.Constant(word, row)))
-                    factor = builder.load(at(first, ir.Constant(word, 4), loop.index, single))
-                    one = builder.insert_element(ir.Constant(floats_type, ir.Undefined), factor, ir.Constant(index, 0))
-                    zeros = ir.Constant(ir.VectorType(index, lanes), [0] * lanes)
-                    factors = builder.shuffle_vector(one, one, zeros)
-                    builder.store(builder.call(fma, [numbers, factors, builder.load(total)]), total)
-            for result, total in zip(results, sums, strict=True):
-                builder.store(builder.load(total), result, align=4)
-            return context.get_dummy_value()
-
-        return types.void(*[types.int64] * 8), generate
-
-    return product
-
-
-def add_product(is_half: bool) -> Any:
-    """The function y += x @ matrix, where the matrix is of float16 or of float32, the others of float32."""
-    size = 2 if is_half else 4
-    four, three, two, one = (_product(num_rows, 64, is_half) for num_rows in (4, 3, 2, 1))
-    narrow, single = _product(1, 16, is_half), _product(1, 1, is_half)
-
-    @compiled
-    def add(
-        num_rows: int,
-        count: int,
-        columns: int,
-        x: Address,
-        x_stride: int,
-        matrix: Address,
-        stride: int,
-        y: Address,
-        y_stride: int,
-        ahead: int,
-    ) -> None:
-        """x (num_rows, count), matrix (count, columns), y (num_rows, columns); strides in bytes.
-
-        ahead: bytes from what is read to what will be read soon, which a CPU fetches by itself within a page only.
-        """
-        column = 0
-        while column + 64 <= columns:
-            numbers, row = matrix + column * size, 0
-            while row < num_rows:
-                left, result = x + row * x_stride, y + row * y_stride + column * 4
-                if row + 4 <= num_rows:
-                    four(left, x_stride, numbers, stride, count, result, y_stride, ahead)
-                elif row + 3 == num_rows:
-                    three(left, x_stride, numbers, stride, count, result, y_stride, ahead)
-                elif row + 2 == num_rows:
-                    two(left, x_stride, numbers, stride, count, result, y_stride, ahead)
-                else:
-                    one(left, x_stride, numbers, stride, count, result, y_stride, ahead)
-                row += 4
-            column += 64
-        for row in range(num_rows):
-            place = column
-            while place + 16 <= columns:
-                result = y + row * y_stride + place * 4
-                narrow(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride, ahead)
-                place += 16
-            while place < columns:
-                result = y + row * y_stride + place * 4
-                single(x + row * x_stride, x_stride, matrix + place * size, stride, count, result, y_stride, ahead)
-                place += 1
-
-    return add

@@ -1,49 +1,92 @@
-"""Kernel of a linear layer: one reading of the weights, without a pause, for each four rows.
+"""Kernels of linear layers for any number of rows, by vector registers.
 
-Engine process, CPU. See ``rows.py`` for what a kernel is.
+Engine process, CPU. See ``rows.py`` for what a kernel is and ``products.py`` for the products. Weights are stored as
+panels of 16 columns, (num_panels, in_features, 16), so that a thread reads one stretch of memory. A task is a panel,
+which stays in a core's first cache, and a block of rows, which stays in its second from one panel to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.torch_core.kernels.language import DTYPES, Address, add_product, compiled, floats
+from engine.torch_core.kernels.language import DTYPES, Address, compiled, floats, scratch
 from engine.torch_core.kernels.layout import PANEL
+from engine.torch_core.kernels.products import block
+from engine.torch_core.kernels.rows import silu
 
-AHEAD = 4096  # bytes
+AHEAD = 2**18  # bytes at most to what is fetched: it stays in a core's second cache until then
+HALF = PANEL // 2
 
 
-def linear_kernel(dtype: str) -> Callable[..., None]:
-    """For weights of float16 or float32."""
+@compiled
+def _store(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
+    """output (num_rows, 16 num_panels) = sums (count, 16)."""
+    for i in range(count):
+        source = floats(sums + i * PANEL * 4, (PANEL,))
+        result = floats(output + ((row + i) * num_panels + panel) * PANEL * 4, (PANEL,))
+        for j in range(PANEL):
+            result[j] = source[j]
+
+
+@compiled
+def _gate(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
+    """output (num_rows, 8 num_panels) = silu(gates) * ups: sums (count, 2, 8), of both."""
+    for i in range(count):
+        gates_and_ups = floats(sums + i * PANEL * 4, (2, HALF))
+        result = floats(output + ((row + i) * num_panels + panel) * HALF * 4, (HALF,))
+        for j in range(HALF):
+            result[j] = silu(gates_and_ups[0, j]) * gates_and_ups[1, j]
+
+
+def _kernel(dtype: str, finish: Callable[..., None]) -> Callable[..., None]:
+    """``finish`` makes the output of a panel and some rows from their sums."""
     _, width, _ = DTYPES[dtype]
-    add = add_product(dtype == "float16")
+    rows_and_panel = block(PANEL, dtype == "float16")
+    most_rows, add = rows_and_panel.most_rows, rows_and_panel.add
+    sums_size = most_rows * PANEL * 4
 
     @compiled
-    def linear(
+    def product(
         task: int,
         slot: int,
         num_rows: int,
         in_features: int,
-        out_features: int,
+        num_panels: int,
+        row_block: int,
         weights: Address,
         bias: Address,
         x: Address,
         output: Address,
     ) -> None:
-        """output (num_rows, out_features) = x (num_rows, in_features) times weights, + bias.
+        """Sums = x (num_rows, in_features) times weights, + bias (16 num_panels,). row_block: rows of a task."""
+        panel, lo = task % num_panels, task // num_panels * row_block
+        count, x_stride, stride = min(num_rows - lo, row_block), in_features * 4, PANEL * width
+        matrix, sums = weights + panel * in_features * stride, scratch(sums_size)
+        start = floats(bias + panel * PANEL * 4, (PANEL,))
+        num_blocks = (count + most_rows - 1) // most_rows
+        # The next panel is fetched in equal parts each time that this one is read.
+        fetched, fetch_stride = matrix + min(in_features * stride, AHEAD), stride // num_blocks
+        for index in range(num_blocks):
+            row = lo + count * index // num_blocks
+            rows = lo + count * (index + 1) // num_blocks - row
+            for i in range(rows):
+                total = floats(sums + i * PANEL * 4, (PANEL,))
+                for j in range(PANEL):
+                    total[j] = start[j]
+            left = x + row * x_stride
+            add(rows, in_features, left, x_stride, matrix, stride, sums, PANEL * 4, fetched, fetch_stride)
+            fetched += in_features * fetch_stride
+            finish(rows, num_panels, panel, row, sums, output)
 
-        A task is a panel of columns. weights (out_features / PANEL, in_features, PANEL): the columns of a panel side by
-        side, so that a thread reads one stretch of memory. bias (out_features,).
-        """
-        offset = task * PANEL * 4
-        start = floats(bias + offset, (PANEL,))
-        for row in range(num_rows):
-            result = floats(output + row * out_features * 4 + offset, (PANEL,))
-            for i in range(PANEL):
-                result[i] = start[i]
-        panel, stride = weights + task * in_features * PANEL * width, PANEL * width
-        sums, x_stride, sums_stride = output + offset, in_features * 4, out_features * 4
-        add(num_rows, in_features, PANEL, x, x_stride, panel, stride, sums, sums_stride, AHEAD)
-
-    kernel: Callable[..., None] = linear
+    kernel: Callable[..., None] = product
     return kernel
+
+
+def linear_kernel(dtype: str) -> Callable[..., None]:
+    """output (num_rows, 16 num_panels) = sums, of weights of float16 or float32."""
+    return _kernel(dtype, _store)
+
+
+def gate_kernel(dtype: str) -> Callable[..., None]:
+    """output (num_rows, 8 num_panels) = silu(gates) * ups: a panel has 8 columns of each."""
+    return _kernel(dtype, _gate)

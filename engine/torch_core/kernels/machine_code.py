@@ -67,7 +67,7 @@ def load_kernels() -> MachineCode:
     file = cache_dir() / "kernels" / f"{name[:32]}.o"
     code = _read(file)
     if code is None:
-        log.info("compiling kernels for this CPU (%s), once: some 20 seconds", cpu)
+        log.info("compiling kernels for this CPU (%s), once: some 25 seconds", cpu)
         code = _compile(machine, cpu, features, has_tiles)
         _write(file, code)
     return MachineCode(code, machine, has_tiles)

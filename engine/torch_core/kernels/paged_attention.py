@@ -15,14 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.torch_core.kernels.language import (
-    DTYPES,
-    Address,
-    add_product,
-    compiled,
-    floats,
-    ints,
-)
+from engine.torch_core.kernels.language import DTYPES, Address, compiled, floats, ints
+from engine.torch_core.kernels.products import add_product
 from engine.torch_core.kernels.rows import exp, greatest
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.torch_core.kernels.layout import HEADER, MAX_ARGUMENTS, NUM_TASKS
+from engine.torch_core.kernels.layout import HEADER, MAX_ARGUMENTS, NUM_RUNS, NUM_TASKS
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Recording:
         self.num_calls = len(calls)
 
     def prepare(self, inputs: Sequence[int], num_tasks: Mapping[str, int]) -> None:
-        """Replace the inputs, and the numbers of tasks of some kernels by their names."""
+        """Replace the inputs, and by their names the numbers of tasks of some kernels that take them one by one."""
         for places, address in zip(self._places, inputs, strict=True):
             self._flat[places] = address
         for name, number in num_tasks.items():
-            self._frames[self._names == name, NUM_TASKS] = number
+            self._frames[self._names == name, NUM_TASKS : NUM_RUNS + 1] = number  # each is a run

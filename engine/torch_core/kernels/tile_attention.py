@@ -1,9 +1,7 @@
 """Kernel of the attention of prompt tokens to themselves and to all tokens before, by the CPU's matrix unit.
 
-Engine process, CPU. See ``paged_attention.py`` for the cache and ``tiles.py`` for what tiles are. Block by block of the
-context, with a softmax that is corrected as it goes (Dao et al. 2022, FlashAttention). A query's result follows from
-its own context alone: it is bitwise the same however a prompt is cut into chunks. Only a value that is NaN also reaches
-earlier queries of its task: a weight of 0 times it is NaN.
+Engine process, CPU. See ``prefill_attention.py``, which does the same by vector registers, and ``tiles.py`` for what
+tiles are.
 """
 
 from __future__ import annotations
@@ -18,25 +16,25 @@ from engine.torch_core.kernels.language import (
     floats,
     halves,
     ints,
+    scratch,
     words,
 )
-from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, TILE_ROWS, attend_tiles_bytes
-from engine.torch_core.kernels.rows import exp, greatest
+from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, TILE_PANEL, TILE_ROWS, attend_tiles_bytes
+from engine.torch_core.kernels.prefill_attention import finish_of, start_of, weigh_of
 from engine.torch_core.kernels.tiles import (
     CONFIGURATION,
     MOST_ROWS,
-    PANEL_COLUMNS,
     ROW,
     add_product,
     configure,
     load_configuration,
     load_sums,
     save_configuration,
-    scratch,
     store_sums,
 )
 
 _workspace_bytes = compiled(attend_tiles_bytes)
+_start, _weigh, _finish = start_of("bfloat16"), weigh_of("bfloat16"), finish_of("bfloat16")
 
 
 @compiled
@@ -46,7 +44,7 @@ def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, t
     Rows from ``num_valid`` on count as zeros.
     """
     cells = halves(source, (num_rows, num_columns))
-    tiles = words(target, (num_columns // PANEL_COLUMNS, num_rows // TILE_DEPTH, 2, TILE_ROWS, TILE_ROWS))
+    tiles = words(target, (num_columns // TILE_PANEL, num_rows // TILE_DEPTH, 2, TILE_ROWS, TILE_ROWS))
     for row in range(0, num_rows, 2):
         depth, pair = row // TILE_DEPTH, row % TILE_DEPTH // 2
         for half in range(num_columns // TILE_ROWS):
@@ -57,49 +55,6 @@ def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, t
                 first = first if row < num_valid else np.uint32(0)
                 second = second if row + 1 < num_valid else np.uint32(0)
                 tiles[half // 2, depth, half % 2, pair, i] = first | (second << np.uint32(16))
-
-
-@compiled
-def _weigh(
-    num_rows: int,
-    num_seen: int,
-    block_size: int,
-    head_dim: int,
-    scores: Address,
-    weights: Address,
-    stats: Address,
-    totals: Address,
-) -> None:
-    """weights (num_rows, block_size) bfloat16 = e to the scores, of the same shape, less each row's greatest so far.
-
-    The first row sees ``num_seen`` of them, the next one more. stats (num_rows, 2): the greatest score and the sum of
-    weights, brought up to date, as are totals (num_rows, head_dim) where the greatest score has grown.
-    """
-    for i in range(num_rows):
-        stat = floats(stats + i * 2 * 4, (2,))
-        score = floats(scores + i * block_size * 4, (block_size,))
-        weight = halves(weights + i * block_size * 2, (block_size,))
-        seen = min(block_size, max(0, num_seen + i))
-        for t in range(seen, block_size):
-            score[t] = -np.inf
-        top = greatest(score, stat[0])
-        added = np.float32(0)
-        for t in range(block_size):
-            share = exp(score[t] - top)
-            score[t] = share
-            added += share
-        for t in range(seen, block_size):
-            score[t] = 0
-        for t in range(block_size):
-            weight[t] = bfloat_of_float(score[t])
-        if top != stat[0]:
-            shrink = exp(stat[0] - top)
-            total = floats(totals + i * head_dim * 4, (head_dim,))
-            for d in range(head_dim):
-                total[d] *= shrink
-            stat[0] = top
-            stat[1] *= shrink
-        stat[1] += added
 
 
 @compiled
@@ -141,22 +96,11 @@ def attend_tiles(
     value_tiles = key_tiles + block_elements * 2
     scores = value_tiles + block_elements * 2
     weights = scores + MOST_ROWS * block_size * 4
-    scale = np.float32(1 / np.sqrt(head_dim))
-    for j in range(group):
-        for q in range(num_queries):
-            place = j * QUERY_BLOCK + q
-            query = floats(queries + ((lo + q) * row_stride + (head * group + j) * head_dim) * 4, (head_dim,))
-            left = halves(lefts + place * head_dim * 2, (head_dim,))
-            total = floats(sums + place * head_dim * 4, (head_dim,))
-            stat = floats(stats + place * 2 * 4, (2,))
-            for i in range(head_dim):
-                left[i] = bfloat_of_float(query[i] * scale)
-                total[i] = 0
-            stat[0] = -np.inf  # the greatest score so far
-            stat[1] = 0  # the sum of weights
+    query = queries + (lo * row_stride + head * group * head_dim) * 4
+    _start(group, num_queries, head_dim, row_stride, query, lefts, sums, stats)
     zeros = scratch(ROW)
-    zero = floats(zeros, (PANEL_COLUMNS,))
-    for i in range(PANEL_COLUMNS):
+    zero = floats(zeros, (TILE_PANEL,))
+    for i in range(TILE_PANEL):
         zero[i] = 0
     others = scratch(CONFIGURATION)
     save_configuration(others)
@@ -174,26 +118,19 @@ def attend_tiles(
                 configure(count)
                 configured = count
             left, width = lefts + first * head_dim * 2, head_dim * 2
-            for panel in range(block_size // PANEL_COLUMNS):
+            for panel in range(block_size // TILE_PANEL):
                 load_sums(count, zeros, 0)
-                tiles = key_tiles + panel * head_dim * PANEL_COLUMNS * 2
+                tiles = key_tiles + panel * head_dim * TILE_PANEL * 2
                 add_product(count, head_dim // TILE_DEPTH, left, width, tiles, False)
-                store_sums(count, scores + panel * PANEL_COLUMNS * 4, block_size * 4)
+                store_sums(count, scores + panel * TILE_PANEL * 4, block_size * 4)
             stats_at, totals = stats + first * 2 * 4, sums + first * head_dim * 4
             _weigh(count, start + lo + q + 1 - begin, block_size, head_dim, scores, weights, stats_at, totals)
-            for panel in range(head_dim // PANEL_COLUMNS):
-                total_at = totals + panel * PANEL_COLUMNS * 4
+            for panel in range(head_dim // TILE_PANEL):
+                total_at = totals + panel * TILE_PANEL * 4
                 load_sums(count, total_at, head_dim * 4)
-                tiles = value_tiles + panel * block_size * PANEL_COLUMNS * 2
+                tiles = value_tiles + panel * block_size * TILE_PANEL * 2
                 add_product(count, block_size // TILE_DEPTH, weights, block_size * 2, tiles, False)
                 store_sums(count, total_at, head_dim * 4)
     load_configuration(others)
-    for j in range(group):
-        for q in range(num_queries):
-            place = j * QUERY_BLOCK + q
-            total = floats(sums + place * head_dim * 4, (head_dim,))
-            stat = floats(stats + place * 2 * 4, (2,))
-            result = halves(output + ((lo + q) * num_heads + head * group + j) * head_dim * 2, (head_dim,))
-            scale = np.float32(1) / stat[1]
-            for i in range(head_dim):
-                result[i] = bfloat_of_float(total[i] * scale)
+    result = output + (lo * num_heads + head * group) * head_dim * 2
+    _finish(group, num_queries, head_dim, num_heads, sums, stats, result)

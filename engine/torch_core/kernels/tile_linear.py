@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.torch_core.kernels.language import Address, bfloat_of_float, compiled, floats, halves
-from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
+from engine.torch_core.kernels.language import Address, bfloat_of_float, compiled, floats, halves, scratch
+from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_PANEL, TILE_ROWS
 from engine.torch_core.kernels.rows import silu
 from engine.torch_core.kernels.tiles import (
     CONFIGURATION,
     MOST_ROWS,
-    PANEL_COLUMNS,
     SUMS,
     TILE,
     add_product,
@@ -24,7 +23,6 @@ from engine.torch_core.kernels.tiles import (
     load_configuration,
     load_sums,
     save_configuration,
-    scratch,
     store_sums,
 )
 
@@ -32,17 +30,17 @@ from engine.torch_core.kernels.tiles import (
 @compiled
 def _store(count: int, num_panels: int, panel: int, row: int, output: Address) -> None:
     """output (num_rows, 32 num_panels) float32."""
-    stride = num_panels * PANEL_COLUMNS * 4
-    store_sums(count, output + row * stride + panel * PANEL_COLUMNS * 4, stride)
+    stride = num_panels * TILE_PANEL * 4
+    store_sums(count, output + row * stride + panel * TILE_PANEL * 4, stride)
 
 
 @compiled
 def _gate(count: int, num_panels: int, panel: int, row: int, output: Address) -> None:
     """output (num_rows, 16 num_panels) bfloat16 = silu(gates) * ups: a panel has 16 columns of each."""
     sums = scratch(SUMS)
-    store_sums(count, sums, PANEL_COLUMNS * 4)
+    store_sums(count, sums, TILE_PANEL * 4)
     for i in range(count):
-        gates_and_ups = floats(sums + i * PANEL_COLUMNS * 4, (2, TILE_ROWS))
+        gates_and_ups = floats(sums + i * TILE_PANEL * 4, (2, TILE_ROWS))
         result = halves(output + ((row + i) * num_panels + panel) * TILE_ROWS * 2, (TILE_ROWS,))
         for j in range(TILE_ROWS):
             result[j] = bfloat_of_float(silu(gates_and_ups[0, j]) * gates_and_ups[1, j])
@@ -79,7 +77,7 @@ def _kernel(finish: Callable[..., None]) -> Callable[..., None]:
             if count != configured:
                 configure(count)
                 configured = count
-            load_sums(count, bias + panel * PANEL_COLUMNS * 4, 0)
+            load_sums(count, bias + panel * TILE_PANEL * 4, 0)
             left, right = x + row * in_features * 2, weights + panel * depth * 2 * TILE
             add_product(count, depth, left, in_features * 2, right, row == lo)
             finish(count, num_panels, panel, row, output)

@@ -17,14 +17,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.torch_core.kernels.language import CACHE_LINE, Address, compiled, octets
+from engine.torch_core.kernels.language import CACHE_LINE, Address, compiled, octets, scratch
 from engine.torch_core.kernels.layout import TILE_ROWS
 
 # The registers: sums by their row and column, the two left tiles of a product, the two right ones.
 SUMS_00, SUMS_01, SUMS_10, SUMS_11, UPPER, LOWER, LEFT, RIGHT = range(8)
 TILE = 1024  # bytes of a tile
 ROW = 128  # bytes of two sums' row
-MOST_ROWS, PANEL_COLUMNS = 2 * TILE_ROWS, 2 * TILE_ROWS  # that are computed at once
+MOST_ROWS = 2 * TILE_ROWS  # that are computed at once
 SUMS = 4 * TILE  # bytes
 CONFIGURATION = 64  # bytes
 AHEAD = 4096  # bytes: a CPU by itself does not fetch ahead beyond a page
@@ -96,18 +96,6 @@ def fetch(_: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
-
-
-@intrinsic(prefer_literal=True)
-def scratch(_: Any, size: Any) -> Any:
-    """Address of so many bytes, on a cache line, that are the function's until it returns."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        memory = cgutils.alloca_once(builder, ir.ArrayType(_BYTE, size.literal_value))
-        memory.align = CACHE_LINE
-        return builder.ptrtoint(memory, _WORD)
-
-    return types.int64(size), generate
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The CPU's attention: its parts against plain formulas, and rows of a batch against the same rows alone."""
+"""Rows that attend by themselves on a CPU: beside the formula, and in a batch as alone."""
 
 from __future__ import annotations
 
@@ -10,45 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.torch_core import prefill_attention
-from engine.torch_core.prefill_attention import ATTEND, causal_mask
 from tests.helpers.cached_sequences import CachedSequences, Piece, Shape
 from tests.helpers.kernel_checks import assert_near
-
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
-
-
-def exact_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Row by row in float64; shapes as of ATTEND."""
-    num_rows, num_heads, _ = query.shape
-    start = key.shape[-1] - num_rows
-    group = num_heads // len(key)
-    rows = []
-    for row in range(num_rows):
-        seen = start + row + 1
-        for head in range(num_heads):
-            scores = query[row, head].double() @ key[head // group, :, :seen].double()
-            rows.append(scores.softmax(0) @ value[head // group, :seen].double())
-    return torch.stack(rows).view(num_rows, -1)
-
-
-@pytest.mark.parametrize("dtype", ATTEND, ids=str)
-@pytest.mark.parametrize(("num_rows", "start"), [(1, 0), (7, 0), (7, 1), (16, 33), (3, 64)])
-@pytest.mark.parametrize("tile_scores", [1, 500, 2**21], ids=["one row", "a few rows", "all rows"])
-def test_a_row_attends_to_all_before_and_none_after(
-    dtype: torch.dtype, num_rows: int, start: int, tile_scores: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A tile's mask and its slice of the context must agree at every edge: one token too many would leak the future."""
-    monkeypatch.setattr(prefill_attention, "TILE_SCORES", tile_scores)
-    torch.manual_seed(num_rows + start)
-    context = start + num_rows
-    query = torch.randn(num_rows, 6, 8)
-    key, value = torch.randn(2, 8, context).to(dtype), torch.randn(2, context, 8).to(dtype)
-    output = ATTEND[dtype](query, key, value, causal_mask(num_rows, start, dtype))
-    assert output.dtype is torch.float32
-    exact = exact_attention(query, key, value)
-    assert (output - exact).abs().max() / exact.abs().max() < TOLERANCE[dtype]
-
 
 SHAPES = st.tuples(
     st.integers(1, 3), st.integers(1, 4), st.sampled_from([2, 6, 16, 64]), st.sampled_from([1, 2, 8, 64])

@@ -19,10 +19,10 @@ from engine.torch_core.kernels import calls, language, rows
 from engine.torch_core.kernels.layout import PANEL
 from engine.torch_core.linear import pack_linear
 from engine.torch_core.model_spec import ModelSpec, read_spec
-from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.packed_linear import PackedLinear
 from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
 from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, random, threads
-from tests.helpers.loaded_kernels import kernels
+from tests.helpers.loaded_kernels import kernels, require_tiles
 
 MAX_LEN = 70
 CONFIG = {
@@ -96,6 +96,7 @@ def test_norm_in_bfloat16(
     shape: tuple[int, int], eps: float, scale: float, has_delta: bool, bits: int | None, seed: int
 ) -> None:
     """As torch rounds what comes out in float32, which x stays; what is not a number is so after it."""
+    require_tiles()  # whose kernels read it
     in_float32, in_bfloat16 = (
         CompiledRowOps(spec_of(eps=eps), MAX_LEN, kernels(), dtype) for dtype in (torch.float32, torch.bfloat16)
     )
@@ -188,34 +189,10 @@ def test_exponential() -> None:
         assert 1e38 < exp(np.float32(value)) < np.inf
 
 
-@some
-@given(
-    num_rows=st.integers(1, 9),
-    in_features=SIZES,
-    out_features=SIZES,
-    has_bias=st.booleans(),
-    dtype=WEIGHT_DTYPES,
-    seed=SEEDS,
-)
-def test_linear(
-    num_rows: int, in_features: int, out_features: int, has_bias: bool, dtype: torch.dtype, seed: int
-) -> None:
-    """Beside the product in float64; the bound is that of any order of the float32 sum."""
-    normal = random(seed)
-    x, weight = normal(num_rows, in_features), normal(out_features, in_features)
-    bias = normal(out_features) if has_bias else None
-    output = PanelLinear(weight, bias, kernels(), dtype)(x)
-    exact_bias = torch.zeros(out_features).double() if bias is None else bias.double()
-    rounded = weight.to(dtype).double().T
-    magnitudes = x.double().abs() @ rounded.abs() + exact_bias.abs()
-    assert output.is_contiguous()
-    assert_near(output, x.double() @ rounded + exact_bias, 0, (in_features + 1) * 2**-24 * magnitudes)
-
-
 Outputs = dict[str, Tensor]
 
 
-def outputs(x: Tensor, ops: CompiledRowOps, linear: PanelLinear) -> Outputs:
+def outputs(x: Tensor, ops: CompiledRowOps, linear: PackedLinear) -> Outputs:
     """Of each kernel, of the same rows (num_rows, 2 * half); rotated is what they begin with, three heads of 8."""
     rotated = x[:, :24].reshape(-1, 3, 8).clone()
     ops.begin(torch.full((len(x),), MAX_LEN - 1))
@@ -236,7 +213,7 @@ def test_a_row_is_bitwise_the_same_in_any_batch_by_any_threads(
     for count in (1, 2):
         with threads(count):
             loaded = kernels()
-            ops, linear = CompiledRowOps(spec_of(), MAX_LEN, loaded), PanelLinear(weight, None, loaded, dtype)
+            ops, linear = CompiledRowOps(spec_of(), MAX_LEN, loaded), PackedLinear(weight, None, loaded, dtype)
             results.append(outputs(x, ops, linear))
             alone = [outputs(row[None], ops, linear) for row in x]
             results.append({name: torch.cat([output[name] for output in alone]) for name in alone[0]})
@@ -265,7 +242,7 @@ def test_what_is_not_a_number_stays_in_its_row(
     """It must reach the logits of its request, where it is found, and those of no other."""
     normal, generator = random(seed), np.random.default_rng(seed)
     x, weight = normal(num_rows, 2 * half), normal(out_features, 2 * half)
-    ops, linear = CompiledRowOps(spec_of(), MAX_LEN, kernels()), PanelLinear(weight, None, kernels())
+    ops, linear = CompiledRowOps(spec_of(), MAX_LEN, kernels()), PackedLinear(weight, None, kernels(), torch.float16)
     good = outputs(x, ops, linear)
     row, column = int(generator.integers(num_rows)), int(generator.integers(2 * half))
     x[row, column] = bad
@@ -290,7 +267,7 @@ def test_torchs_own_threads_compute(count: int) -> None:
         loaded = kernels()
         assert loaded.num_threads == count
         CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100), torch.ones(100))
-        PanelLinear(torch.ones(2 * PANEL, 8), None, loaded)(torch.ones(1, 8))  # two tasks
+        PackedLinear(torch.ones(2 * PANEL, 8), None, loaded, torch.float16)(torch.ones(1, 8))  # two tasks
         CompiledRowOps(spec_of(), MAX_LEN, loaded).norm(torch.ones(100, 100), torch.ones(100))
         assert {thread.name for thread in running.iterdir()} == before
 
@@ -299,9 +276,9 @@ def test_without_an_openmp_library_the_caller_computes(tmp_path: Path, monkeypat
     normal = random(0)
     x, weight = normal(2 * SHARE_ROWS_FROM, 150), normal(150, 150)
     shared, _ = both(spec_of())
-    with_threads = outputs(x, shared, PanelLinear(weight, None, kernels()))
+    with_threads = outputs(x, shared, PackedLinear(weight, None, kernels(), torch.float16))
     monkeypatch.setattr(calls, "_TORCH", tmp_path / "absent.so")
     assert kernels().num_threads == 1
     alone, _ = both(spec_of())
-    for name, output in outputs(x, alone, PanelLinear(weight, None, kernels())).items():
+    for name, output in outputs(x, alone, PackedLinear(weight, None, kernels(), torch.float16)).items():
         assert torch.equal(output, with_threads[name]), name

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from engine.torch_core.attention import MAX_LOOKUP_TOKENS
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.machine_code import ARCH_PRCTL, TILE_DATA, MachineCode, load_kernels
-from engine.torch_core.tile_linear import TileGate, TileLinear
+from engine.torch_core.packed_linear import PackedGate, PackedLinear
 from tests.helpers.cached_sequences import CachedSequences
 from tests.helpers.kernel_checks import assert_near, random, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
@@ -66,7 +66,7 @@ def ours(rng: np.random.Generator, loaded: Kernels) -> Product:
     num_rows, in_features, out_features = sizes(rng)
     normal = random(int(rng.integers(2**32)))
     x, weight = normal(num_rows, in_features), normal(out_features, in_features)
-    linear = TileLinear(weight, None, loaded)
+    linear = PackedLinear(weight, None, loaded, torch.bfloat16)
     return product_of(lambda: linear(x), x, weight.T)
 
 
@@ -130,7 +130,10 @@ def test_the_configuration_is_what_it_was_before(configuration: Configuration, b
     with threads(1):
         loaded = kernels()
         sequences = CachedSequences((1, 2, 64, 32), [MAX_LOOKUP_TOKENS + num_rows], "bfloat16", 0)
-    linear, gate = TileLinear(weight, None, loaded), TileGate(weight, weight, None, loaded)
+    linear, gate = (
+        PackedLinear(weight, None, loaded, torch.bfloat16),
+        PackedGate(weight, weight, None, loaded, torch.bfloat16),
+    )
     sequences.begin((0, 0, MAX_LOOKUP_TOKENS + num_rows))
     computations: list[Callable[[], object]] = [lambda: linear(x), lambda: gate(x), sequences.attend]
     for compute in computations:
@@ -162,7 +165,7 @@ def compute_in_older_threads() -> None:
 def product_of_ones(code: MachineCode) -> Tensor:
     loaded = Kernels(code)
     assert loaded.num_threads == 2
-    return TileLinear(torch.ones(256, 64), None, loaded)(torch.ones(9, 64))
+    return PackedLinear(torch.ones(256, 64), None, loaded, torch.bfloat16)(torch.ones(9, 64))
 
 
 def is_granted() -> bool:

@@ -19,12 +19,12 @@ from engine.torch_core.decode_graphs import DecodeGraphs
 from engine.torch_core.kernels.layout import TILE_DEPTH
 from engine.torch_core.model import Model
 from engine.torch_core.model_spec import read_spec
-from engine.torch_core.panel_linear import PanelLinear
+from engine.torch_core.packed_linear import PackedLinear
 from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
 from tests.helpers.gpu_attention import gpu_attention
-from tests.helpers.loaded_kernels import kernels, require_tiles
+from tests.helpers.loaded_kernels import kernels, require_bfloat16, require_tiles
 from tests.helpers.tiny_models import (
     COMMON,
     FAMILIES,
@@ -113,6 +113,8 @@ def test_logits_equal_transformers(load: Callable[..., Model], family: str, max_
     ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
 )
 def test_weight_formats_come_close(load: Callable[..., Model], weight_format: str, tolerance: float) -> None:
+    if weight_format == "bfloat16":
+        require_bfloat16()
     pieces = [60, 1, 8, 9, 72]  # kernels differ by the number of rows
     attention = "float32" if weight_format == "plain" else weight_format
     logits = logits_of(load("qwen2", weight_format), pieces, 1, weight_format=attention)
@@ -122,12 +124,9 @@ def test_weight_formats_come_close(load: Callable[..., Model], weight_format: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_by_the_matrix_unit_comes_close(
-    load: Callable[..., Model], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_by_the_matrix_unit_comes_close(load: Callable[..., Model], family: str) -> None:
     """Attention of prompts too, where heads and blocks are made of whole tiles."""
     require_tiles()
-    monkeypatch.setattr(CpuAttention, "_prefill", None)  # another way to attend
     model = load(family, "bfloat16", head_dim=TILE_DEPTH)
     logits = logits_of(model, [70, 1, 9, 1, 69], 1, weight_format="bfloat16", block_size=TILE_DEPTH)
     with torch.inference_mode():
@@ -136,9 +135,10 @@ def test_bfloat16_by_the_matrix_unit_comes_close(
 
 
 def test_bfloat16_comes_close_without_a_matrix_unit(load: Callable[..., Model]) -> None:
-    """As most CPUs compute it: products of a few rows by kernels of our own, of more by oneDNN."""
+    """Products of a few rows by kernels of our own, of more by oneDNN."""
+    require_bfloat16()
     model = load("llama-biased", "bfloat16", without_tiles=True)
-    assert isinstance(model._head, PanelLinear)
+    assert isinstance(model._head, PackedLinear)
     logits = logits_of(model, [60, 1, 8, 9, 72], 1, weight_format="bfloat16", without_tiles=True)
     with torch.inference_mode():
         expected = reference_model("llama-biased")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]

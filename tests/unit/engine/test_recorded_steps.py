@@ -88,7 +88,9 @@ ROWS = st.lists(
 )
 
 
-@pytest.mark.parametrize(("family", "weight_format"), [("llama3", "bfloat16"), ("qwen3", "float32")])
+@pytest.mark.parametrize(
+    ("family", "weight_format"), [("llama3", "bfloat16"), ("llama3", "float16"), ("qwen3", "float32")]
+)
 def test_repeated_steps_are_bitwise_the_same(family: str, weight_format: str, tmp_path: Path) -> None:
     """Any rows with contexts of one segment or several, in any order of steps, over scattered blocks."""
     if weight_format == "bfloat16":
@@ -116,8 +118,7 @@ def test_repeated_steps_are_bitwise_the_same(family: str, weight_format: str, tm
 
 
 def test_a_result_stays_while_the_next_step_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_tiles()
-    side = Side(save_tiny_model("llama3", tmp_path), "bfloat16", 64, monkeypatch)
+    side = Side(save_tiny_model("llama3", tmp_path), "float16", 64, monkeypatch)
     rows = [(0, 20), (1, 130)]
     side.decode(rows)
     first = side.decode(rows)
@@ -128,13 +129,12 @@ def test_a_result_stays_while_the_next_step_runs(tmp_path: Path, monkeypatch: py
 
 
 def test_one_thread_repeats_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    require_tiles()
     folder = save_tiny_model("llama3", tmp_path)
     rows = [(0, 20), (1, 130), (5, 77)]
     results = []
     for count in (1, 2):
         with threads(count):
-            side = Side(folder, "bfloat16", 64, monkeypatch)
+            side = Side(folder, "float16", 64, monkeypatch)
             results += [side.decode(rows), side.decode(rows)]
             assert None not in side.recordings()
     assert all(torch.equal(result, results[0]) for result in results)
@@ -150,19 +150,8 @@ def test_nothing_is_repeated_where_torch_computes(tmp_path: Path, monkeypatch: p
     assert side.recordings() == [None]
 
 
-def test_float16_is_repeated_for_as_many_rows_as_our_kernels_compute(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    side = Side(save_tiny_model("llama3", tmp_path), "float16", 64, monkeypatch)
-    for num_rows, is_recorded in ((4, True), (5, False)):
-        rows = [(index, 20 + index) for index in range(num_rows)]
-        first = side.decode(rows)
-        assert torch.equal(side.decode(rows), first)
-        assert (side.steps._recorded[num_rows, False] is not None) == is_recorded
-
-
 def test_prefills_and_many_rows_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Side(save_tiny_model("llama3", tmp_path), "bfloat16", 3, monkeypatch)
+    side = Side(save_tiny_model("llama3", tmp_path), "float16", 3, monkeypatch)
     assert side.recordings() == []  # the prompts
     with torch.inference_mode():
         for chunks in (

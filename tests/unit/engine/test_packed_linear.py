@@ -1,8 +1,9 @@
-"""Linear layers by a CPU's matrix unit: beside float64, and bitwise the same in any batch and by any threads."""
+"""Linear layers by kernels of our own: beside float64, and bitwise the same in any batch and by any threads."""
 
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -13,60 +14,66 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.torch_core import tile_linear
-from engine.torch_core.kernels.layout import TILE_DEPTH, TILE_ROWS
-from engine.torch_core.tile_linear import ROW_BLOCK_BYTES, TileGate, TileLinear
+from engine.torch_core.kernels.layout import TILE_DEPTH
+from engine.torch_core.packed_linear import LAYOUTS, PackedGate, PackedLinear
 from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, at_an_end, random, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
 
 NUM_ROWS = st.integers(0, 100) | st.sampled_from([1, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96])
 IN_FEATURES = st.integers(1, 200) | st.sampled_from([31, 32, 33, 64, 256])
 OUT_FEATURES = st.integers(1, 100) | st.sampled_from([15, 16, 17, 31, 32, 33, 64])
-ROW_BLOCKS = st.sampled_from([1, 64 * 200 * 2, ROW_BLOCK_BYTES])  # bytes: blocks of 32 rows, of a few times 32, of all
+ROW_BLOCKS = st.sampled_from([1, 64 * 200 * 2, 2**20])  # bytes: blocks of the fewest rows, of some more, of all
 
-HALF_ULP = 2.0**-8  # of bfloat16, of the number itself
-MOST_ROWS = 2 * TILE_ROWS  # that are computed at once
+HALF_ULPS = {torch.float32: 0.0, torch.bfloat16: 2.0**-8}  # of a number itself
+MOST_ROWS = 32  # that are computed at once
 
 some = settings(max_examples=300)
 few = settings(max_examples=100)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def tiles() -> None:
-    require_tiles()
-
-
-def rounded(x: Tensor) -> Tensor:
-    return x.bfloat16().double()
+@pytest.fixture(scope="module", params=list(LAYOUTS), ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """Of the weights."""
+    if request.param is torch.bfloat16:
+        require_tiles()
+    dtype: torch.dtype = request.param
+    return dtype
 
 
 class Layers:
     """A linear layer and a gate of random weights, with their exact results and what float32 sums may be off."""
 
-    def __init__(self, in_features: int, out_features: int, has_bias: bool, seed: int) -> None:
+    def __init__(self, dtype: torch.dtype, in_features: int, out_features: int, has_bias: bool, seed: int) -> None:
         normal = random(seed)
+        self.dtype, self.input_dtype = dtype, LAYOUTS[dtype].input_dtype
         self.gate_weight, self.up_weight = normal(out_features, in_features), normal(out_features, in_features)
         self.biases = (normal(out_features), normal(out_features)) if has_bias else None
         self.pack()
 
-    def pack(self, row_block_bytes: int = ROW_BLOCK_BYTES) -> None:
+    def pack(self, row_block_bytes: int = 2**20) -> None:
         """For the number of threads there is now."""
         loaded = kernels()
         with pytest.MonkeyPatch.context() as monkeypatch:
-            monkeypatch.setattr(tile_linear, "ROW_BLOCK_BYTES", row_block_bytes)
-            self.linear = TileLinear(self.gate_weight, self.biases and self.biases[0], loaded)
-            self.gate = TileGate(self.gate_weight, self.up_weight, self.biases, loaded)
+            layout = replace(LAYOUTS[self.dtype], row_block_bytes=row_block_bytes)
+            monkeypatch.setitem(LAYOUTS, self.dtype, layout)
+            self.linear = PackedLinear(self.gate_weight, self.biases and self.biases[0], loaded, self.dtype)
+            self.gate = PackedGate(self.gate_weight, self.up_weight, self.biases, loaded, self.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Both results side by side, float32."""
         return torch.cat([self.linear(x), self.gate(x)], dim=1)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """As the kernel reads inputs, float64."""
+        return x.to(self.input_dtype).double()
+
     def exact(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Of the gate's weight, 0, or the up's, 1; the error is that of any order of the sum."""
-        weight = rounded((self.gate_weight, self.up_weight)[number]).T
+        weight = (self.gate_weight, self.up_weight)[number].to(self.dtype).double().T
+        x = self.rounded(x)
         bias = self.biases[number].double() if self.biases else torch.zeros(weight.size(1)).double()
-        magnitudes = rounded(x).abs() @ weight.abs() + bias.abs()
-        return rounded(x) @ weight + bias, (len(weight) + 1) * 2.0**-24 * magnitudes
+        magnitudes = x.abs() @ weight.abs() + bias.abs()
+        return x @ weight + bias, (len(weight) + 1) * 2.0**-24 * magnitudes
 
 
 shapes = given(
@@ -82,9 +89,15 @@ shapes = given(
 @some
 @shapes
 def test_linear(
-    num_rows: int, in_features: int, out_features: int, has_bias: bool, row_block_bytes: int, seed: int
+    dtype: torch.dtype,
+    num_rows: int,
+    in_features: int,
+    out_features: int,
+    has_bias: bool,
+    row_block_bytes: int,
+    seed: int,
 ) -> None:
-    layers = Layers(in_features, out_features, has_bias, seed)
+    layers = Layers(dtype, in_features, out_features, has_bias, seed)
     layers.pack(row_block_bytes)
     x = random(seed + 1)(num_rows, in_features)
     before = x.clone()
@@ -93,17 +106,24 @@ def test_linear(
     assert output.is_contiguous()
     assert_near(output, exact, 0, error)
     assert torch.equal(x, before)
-    assert torch.equal(layers.linear(x.bfloat16()), output)
+    assert torch.equal(layers.linear(x.to(layers.input_dtype)), output)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 @few
 @shapes
 def test_gate(
-    num_rows: int, in_features: int, out_features: int, has_bias: bool, row_block_bytes: int, seed: int, scale: float
+    dtype: torch.dtype,
+    num_rows: int,
+    in_features: int,
+    out_features: int,
+    has_bias: bool,
+    row_block_bytes: int,
+    seed: int,
+    scale: float,
 ) -> None:
-    """Rounded to bfloat16 once; of sums so great that their exponentials are not finite in float32, too."""
-    layers = Layers(in_features, out_features, has_bias, seed)
+    """Rounded once, if at all; of sums so great that their exponentials are not finite in float32, too."""
+    layers = Layers(dtype, in_features, out_features, has_bias, seed)
     layers.pack(row_block_bytes)
     x = random(seed + 1)(num_rows, in_features) * scale
     output = layers.gate(x)
@@ -112,14 +132,14 @@ def test_gate(
     slope = 1.1  # the greatest of silu
     error = slope * gate_error * (ups.abs() + up_error) + F.silu(gates).abs() * up_error + 1e-6 * exact.abs() + 1e-29
     assert output.is_contiguous()
-    assert_near(output, exact, HALF_ULP, 1.01 * error, torch.bfloat16)
+    assert_near(output, exact, HALF_ULPS[layers.input_dtype], 1.01 * error, layers.input_dtype)
 
 
-def test_sums_are_not_rounded_before_the_end() -> None:
-    """A float32 keeps 1 beside 2^16, which bfloat16 does not; and a bias is float32."""
-    weight = torch.tensor([[2.0**16, 1.0, -(2.0**16)]])
-    linear = TileLinear(weight, torch.tensor([1 + 2.0**-20]), kernels())
-    assert linear(torch.ones(1, 3)).item() == 2 + 2.0**-20
+def test_sums_are_not_rounded_before_the_end(dtype: torch.dtype) -> None:
+    """A float32 keeps 1 beside 2^15, which the halves do not; and a bias is float32."""
+    weight = torch.tensor([[2.0**15, 1.0, -(2.0**15)], [0.0, 1.0, 0.0]])
+    linear = PackedLinear(weight, torch.tensor([0, 2.0**-20]), kernels(), dtype)
+    assert linear(torch.ones(1, 3)).tolist() == [[1, 1 + 2.0**-20]]
 
 
 @few
@@ -131,9 +151,9 @@ def test_sums_are_not_rounded_before_the_end() -> None:
     seed=SEEDS,
 )
 def test_a_row_is_bitwise_the_same_in_any_batch_by_any_threads(
-    num_rows: int, in_features: int, out_features: int, row_block_bytes: int, seed: int
+    dtype: torch.dtype, num_rows: int, in_features: int, out_features: int, row_block_bytes: int, seed: int
 ) -> None:
-    layers = Layers(in_features, out_features, True, seed)
+    layers = Layers(dtype, in_features, out_features, True, seed)
     x = random(seed + 1)(num_rows, in_features)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(num_rows))
     with threads(1):
@@ -150,10 +170,10 @@ def test_a_row_is_bitwise_the_same_in_any_batch_by_any_threads(
 @few
 @given(num_rows=NUM_ROWS.filter(bool), in_features=IN_FEATURES, out_features=OUT_FEATURES, bad=BAD, seed=SEEDS)
 def test_what_is_not_a_number_stays_in_its_row(
-    num_rows: int, in_features: int, out_features: int, bad: float, seed: int
+    dtype: torch.dtype, num_rows: int, in_features: int, out_features: int, bad: float, seed: int
 ) -> None:
     """And is in all of that row's results."""
-    layers = Layers(in_features, out_features, True, seed)
+    layers = Layers(dtype, in_features, out_features, True, seed)
     generator = np.random.default_rng(seed)
     x = random(seed + 1)(num_rows, in_features)
     row, column = int(generator.integers(num_rows)), int(generator.integers(in_features))
@@ -167,28 +187,28 @@ def test_what_is_not_a_number_stays_in_its_row(
     assert torch.equal(output[others], expected[others])
 
 
-def compute(layer: TileLinear | TileGate, x: Tensor, output: Tensor) -> None:
-    """Into memory of the test, with padded columns; x is bfloat16 and is not copied."""
+def compute(layer: PackedLinear | PackedGate, x: Tensor, output: Tensor) -> None:
+    """Into memory of the test, with padded columns; x has the kernel's dtype and is not copied."""
     layer._product(x, output)
 
 
-def empty_output(layer: TileLinear | TileGate, num_rows: int) -> Tensor:
-    is_gate = isinstance(layer, TileGate)
-    num_columns = layer._product.num_panels * (TILE_ROWS if is_gate else 2 * TILE_ROWS)
-    return torch.empty(num_rows, num_columns, dtype=torch.bfloat16 if is_gate else torch.float32)
+def empty_output(layer: PackedLinear | PackedGate, num_rows: int) -> Tensor:
+    product, is_gate = layer._product, isinstance(layer, PackedGate)
+    num_columns = product.num_columns // 2 if is_gate else product.num_columns
+    return torch.empty(num_rows, num_columns, dtype=product.input_dtype if is_gate else torch.float32)
 
 
 @few
 @given(num_rows=NUM_ROWS, depth=st.integers(1, 4), out_features=OUT_FEATURES, row_block_bytes=ROW_BLOCKS, seed=SEEDS)
 def test_rows_before_and_behind_are_neither_read_nor_written(
-    num_rows: int, depth: int, out_features: int, row_block_bytes: int, seed: int
+    dtype: torch.dtype, num_rows: int, depth: int, out_features: int, row_block_bytes: int, seed: int
 ) -> None:
-    layers = Layers(TILE_DEPTH * depth, out_features, True, seed)
+    layers = Layers(dtype, TILE_DEPTH * depth, out_features, True, seed)
     layers.pack(row_block_bytes)
-    x = random(seed + 1)(num_rows, TILE_DEPTH * depth).bfloat16()
+    x = random(seed + 1)(num_rows, TILE_DEPTH * depth).to(layers.input_dtype)
     ours = slice(MOST_ROWS, MOST_ROWS + num_rows)
     for layer in (layers.linear, layers.gate):
-        inputs = torch.full((num_rows + 2 * MOST_ROWS, x.size(1)), torch.nan).bfloat16()
+        inputs = torch.full((num_rows + 2 * MOST_ROWS, x.size(1)), torch.nan, dtype=x.dtype)
         inputs[ours] = x
         outputs = empty_output(layer, len(inputs)).fill_(7)
         compute(layer, inputs[ours], outputs[ours])
@@ -197,17 +217,17 @@ def test_rows_before_and_behind_are_neither_read_nor_written(
         assert (outputs[ours.stop :] == 7).all()
 
 
-def test_no_byte_behind_weights_and_rows_is_touched() -> None:
+def test_no_byte_behind_weights_and_rows_is_touched(dtype: torch.dtype) -> None:
     """The process would die; what is fetched ahead does no harm."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        pool.submit(compute_at_ends_of_memory).result(timeout=100)
+        pool.submit(compute_at_ends_of_memory, dtype).result(timeout=100)
 
 
-def compute_at_ends_of_memory() -> None:
+def compute_at_ends_of_memory(dtype: torch.dtype) -> None:
     for num_rows in (1, 15, 16, 17, 31, 32, 33, 50):
         for in_features, out_features in ((32, 16), (96, 100)):
-            layers = Layers(in_features, out_features, True, num_rows)
-            x = random(num_rows)(num_rows, in_features).bfloat16()
+            layers = Layers(dtype, in_features, out_features, True, num_rows)
+            x = random(num_rows)(num_rows, in_features).to(layers.input_dtype)
             for layer in (layers.linear, layers.gate):
                 expected, product = layer(x), layer._product
                 product._weight, product._bias = at_an_end(product._weight), at_an_end(product._bias)

@@ -114,7 +114,10 @@ class Responder:
             if token_ids or finished:
                 rows = yield from self._read_note(choice, note, len(token_ids))
                 yield from self._replay(choice, token_ids, rows, num_delivered, finished)
-        if self._num_running == 0 and not self._over:
+        failed = [FAILURES[text.finish_reason] for text in self._choices if text.finish_reason in FAILURES]
+        if failed:
+            yield (yield from self._fail(Fed(0), [], failed[0]))
+        elif self._num_running == 0 and not self._over:
             yield (yield from self._close(Fed(0), []))
 
     def score_prompt(self, choice: int, rows: LogprobRows) -> None:

@@ -5,6 +5,8 @@ from array import array
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.helpers.contexts import context
 from tests.helpers.sse import chunks, events, text_of
@@ -198,6 +200,41 @@ def test_a_plain_request_whose_choices_had_all_ended_is_answered_at_once() -> No
     assert (owed.status, owed.last) == (200, True)
     assert json.loads(owed.data)["choices"][0]["message"]["content"] == "a"
     assert taken_over.begin() == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_taken_over_of_which_a_choice_had_failed_fails(stream: bool) -> None:
+    """A journal that no router writes; the process looked for the choice's text and ended."""
+    for finished, error in ((FinishReason.ERROR, ENGINE_FAILED), (FinishReason.GUIDE_FAILED, GUIDE_FAILED)):
+        taken_over = Responder(VOCABULARY, context(stream=stream, n=2), [1, 0], [LENGTH, finished], [[A], []])
+        owed = taken_over.begin()[-1]
+        expected = (0, sse_error(error)) if stream else (error.status, error.body())
+        assert (owed.status, owed.data, owed.last) == (*expected, True)
+        assert taken_over.has_ended(0)
+        assert taken_over.has_ended(1)
+
+
+CHOICES = st.tuples(st.integers(0, 5), st.sampled_from(FinishReason), st.lists(st.integers(0, 9), max_size=5))
+
+
+@settings(deadline=None)
+@given(
+    journal=st.lists(CHOICES, max_size=4),
+    route=st.sampled_from([route for route in Route if route != Route.GENERATE]),
+    stream=st.booleans(),
+)
+def test_any_journal_makes_a_response_or_is_malformed(
+    journal: list[tuple[int, FinishReason, list[int]]], route: Route, stream: bool
+) -> None:
+    frame = context(route=route, stream=stream, n=max(1, len(journal)), num_logprobs=-1)
+    columns = [list(column) for column in zip(*journal, strict=True)] or [[], [], []]
+    try:
+        owed = Responder(VOCABULARY, frame, *columns).begin()
+    except WireError:
+        return
+    ended = [finished for _, finished, _ in journal if finished]
+    if journal and len(ended) == len(journal):
+        assert owed[-1].last
 
 
 def test_a_new_request_owes_nothing() -> None:

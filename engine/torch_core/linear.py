@@ -36,9 +36,8 @@ SMALL_MATRIX = 2**22  # elements
 
 
 def pack_linear(weight: Tensor, bias: Tensor | None, weight_format: str, kernels: Kernels | None) -> Linear:
-    """A linear layer from float32 ``weight`` (out_features, in_features) in a CPU format, or "plain": as it is.
-
-    ``kernels`` are for a CPU, and only there.
+    """A linear layer from float32 ``weight`` (out_features, in_features) in a CPU format, with ``kernels``; or "plain":
+    as it is, without.
     """
     if weight_format == "int8":
         return _Int8Linear(weight, bias)

@@ -30,8 +30,8 @@ class PackedLinear:
         if bias is None:
             bias = torch.zeros(len(weight))
         missing = -len(weight) % LAYOUTS[dtype].panel
-        weight, bias = F.pad(weight.to(dtype), (0, 0, 0, missing)), F.pad(bias, (0, missing))
-        self._product = _Product("linear", weight, bias, kernels)
+        weight = _padded(weight.to(dtype), missing, 0)
+        self._product = _Product("linear", weight, F.pad(bias, (0, missing)), kernels)
 
     def __call__(self, x: Tensor) -> Tensor:
         output = self._kernels.empty(x.size(0), self._product.num_columns)
@@ -52,7 +52,7 @@ class PackedGate:
         half = LAYOUTS[dtype].panel // 2
         missing = -len(gate) % half
         gate_bias, up_bias = biases or (torch.zeros(len(gate)), torch.zeros(len(gate)))
-        weight = _alternating(half, *(F.pad(weight.to(dtype), (0, 0, 0, missing)) for weight in (gate, up)))
+        weight = _alternating(half, *(_padded(weight.to(dtype), missing, 0) for weight in (gate, up)))
         bias = _alternating(half, *(F.pad(bias, (0, missing)) for bias in (gate_bias, up_bias)))
         self._product = _Product("gate", weight, bias, kernels)
 
@@ -97,7 +97,7 @@ class _Product:
         self.num_columns = len(weight)
         self._num_panels = len(weight) // layout.panel
         self._in_features = weight.size(1) + self._padding
-        panels = F.pad(weight, (0, self._padding)).view(self._num_panels, layout.panel, self._in_features)
+        panels = _padded(weight, 0, self._padding).view(self._num_panels, layout.panel, self._in_features)
         self._weight = layout.arrange(panels).contiguous()
         self._bias = bias.float().contiguous()
         self._addresses = (self._weight.data_ptr(), self._bias.data_ptr())
@@ -114,6 +114,11 @@ class _Product:
         sizes = (num_rows, self._in_features, self._num_panels, self._row_block)
         self._kernel(num_tasks, *sizes, *self._addresses, x.data_ptr(), output.data_ptr())
         return output
+
+
+def _padded(weight: Tensor, rows: int, columns: int) -> Tensor:
+    """With so many more of zeros; itself, where none are missing, since a copy may be large."""
+    return F.pad(weight, (0, columns, 0, rows)) if rows or columns else weight
 
 
 def _alternating(half: int, gate: Tensor, up: Tensor) -> Tensor:

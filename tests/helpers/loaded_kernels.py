@@ -24,9 +24,9 @@ def require_tiles() -> None:
         pytest.skip("this CPU has no matrix unit for bfloat16, or the system does not lend it")
 
 
-def require_bfloat16() -> None:
+def require_bfloat16(without_tiles: bool = False) -> None:
     """Skip the test where weights cannot be bfloat16."""
-    if not can_bfloat16(kernels()):
+    if not can_bfloat16(kernels(without_tiles)):
         pytest.skip("there is no code to multiply bfloat16 by this CPU")
 
 

@@ -10,9 +10,7 @@ TILE_ROWS = 16  # of a matrix unit; also the columns of its results
 TILE_PANEL = 2 * TILE_ROWS  # such columns for the matrix unit
 TILE_DEPTH = 32  # bfloat16 of a row; what a product of tiles sums up
 QUERY_BLOCK = 64  # prompt tokens whose attention is one task
-
-
-QUERY_ROWS = 12  # of these, that are computed at once
+QUERY_ROWS = 12  # of these, that vector registers compute at once
 
 
 def attend_bytes(group: int, head_dim: int, block_size: int) -> int:

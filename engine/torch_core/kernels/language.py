@@ -77,7 +77,8 @@ def scratch(_: Any, size: Any) -> Any:
     """Address of so many bytes, on a cache line, that are the function's until it returns."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        memory = cgutils.alloca_once(builder, ir.ArrayType(ir.IntType(8), size.literal_value))
+        with builder.goto_entry_block():  # ``cgutils.alloca_once`` would fill it, byte by byte
+            memory = builder.alloca(ir.ArrayType(ir.IntType(8), size.literal_value))
         memory.align = CACHE_LINE
         return builder.ptrtoint(memory, ir.IntType(64))
 

@@ -1,4 +1,6 @@
-"""What tests of kernels share: random rows, a number of threads, how near a result is, memory that ends."""
+"""What tests of kernels share: random rows, weights of int8, a number of threads, how near a result is, memory that
+ends.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +22,15 @@ def random(seed: int) -> Callable[..., Tensor]:
     """``normal(*shape)``, float32."""
     generator = torch.Generator().manual_seed(seed)
     return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+def rounded_to_int8(weight: Tensor) -> Tensor:
+    """What weights (out_features, in_features) float32 of int8 stand for: 8 bits, times a bfloat16 for 32 of a row."""
+    parts = []
+    for group in weight.split(32, dim=1):
+        scales = (group.abs().amax(dim=1, keepdim=True) / 127).bfloat16().float()
+        parts.append(scales * torch.where(scales > 0, group / scales, 0).round().clamp(-127, 127))
+    return torch.cat(parts, dim=1)
 
 
 @contextmanager

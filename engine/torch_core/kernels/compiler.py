@@ -11,7 +11,15 @@ from typing import Any
 from llvmlite import binding
 from numba import types
 
-from engine.torch_core.kernels import linear, paged_attention, prefill_attention, rows, tile_attention, tile_linear
+from engine.torch_core.kernels import (
+    int8_linear,
+    linear,
+    paged_attention,
+    prefill_attention,
+    rows,
+    tile_attention,
+    tile_linear,
+)
 from engine.torch_core.kernels.layout import HEADER
 
 # A kernel's worker, which any number of threads run at once on one frame of int64: the next run of tasks, the next
@@ -96,6 +104,8 @@ KERNELS: dict[str, Any] = {
     "linear_float32": linear.linear_kernel("float32"),
     "gate_float16": linear.gate_kernel("float16"),
     "gate_float32": linear.gate_kernel("float32"),
+    "linear_int8": int8_linear.int8_linear,
+    "gate_int8": int8_linear.int8_gate,
     "store_float32": paged_attention.store_kernel("float32"),
     "store_float16": paged_attention.store_kernel("float16"),
     "attend_float32_float32": paged_attention.attend_kernel("float32", "float32"),

@@ -19,7 +19,7 @@ HALF = PANEL // 2
 
 
 @compiled
-def _store(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
+def store(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
     """output (num_rows, 16 num_panels) = sums (count, 16)."""
     for i in range(count):
         source = floats(sums + i * PANEL * 4, (PANEL,))
@@ -29,7 +29,7 @@ def _store(count: int, num_panels: int, panel: int, row: int, sums: Address, out
 
 
 @compiled
-def _gate(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
+def gate(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
     """output (num_rows, 8 num_panels) = silu(gates) * ups: sums (count, 2, 8), of both."""
     for i in range(count):
         gates_and_ups = floats(sums + i * PANEL * 4, (2, HALF))
@@ -41,7 +41,7 @@ def _gate(count: int, num_panels: int, panel: int, row: int, sums: Address, outp
 def _kernel(dtype: str, finish: Callable[..., None]) -> Callable[..., None]:
     """``finish`` makes the output of a panel and some rows from their sums."""
     _, width, _ = DTYPES[dtype]
-    rows_and_panel = block(PANEL, dtype == "float16")
+    rows_and_panel = block(PANEL, dtype)
     most_rows, add = rows_and_panel.most_rows, rows_and_panel.add
     sums_size = most_rows * PANEL * 4
 
@@ -84,9 +84,9 @@ def _kernel(dtype: str, finish: Callable[..., None]) -> Callable[..., None]:
 
 def linear_kernel(dtype: str) -> Callable[..., None]:
     """output (num_rows, 16 num_panels) = sums, of weights of float16 or float32."""
-    return _kernel(dtype, _store)
+    return _kernel(dtype, store)
 
 
 def gate_kernel(dtype: str) -> Callable[..., None]:
     """output (num_rows, 8 num_panels) = silu(gates) * ups: a panel has 8 columns of each."""
-    return _kernel(dtype, _gate)
+    return _kernel(dtype, gate)

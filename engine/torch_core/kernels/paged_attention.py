@@ -62,7 +62,7 @@ def attend_kernel(dtype: str, output_dtype: str) -> Callable[..., None]:
     """For a cache of float32 or float16, and results of float32 or bfloat16."""
     _, width, _ = DTYPES[dtype]
     results, result_width, save = DTYPES[output_dtype]
-    add = add_product(dtype == "float16")
+    add = add_product(dtype)
 
     @compiled
     def attend(

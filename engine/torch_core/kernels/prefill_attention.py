@@ -132,7 +132,7 @@ def attend_prompt_kernel(dtype: str, output_dtype: str) -> Callable[..., None]:
     _, width, _ = DTYPES[dtype]
     _, output_width, _ = DTYPES[output_dtype]
     start_queries, weigh, finish = start_of("float32"), weigh_of("float32"), finish_of(output_dtype)
-    add = add_product(dtype == "float16")
+    add = add_product(dtype)
 
     @compiled
     def attend_prompt(

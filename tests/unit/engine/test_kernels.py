@@ -40,7 +40,7 @@ CONFIG = {
 SIZES = st.integers(1, 200)
 EPS = st.sampled_from([1e-12, 1e-6, 1e-5, 1e-2])
 SCALES = st.sampled_from([1e-4, 1.0, 1e4])
-WEIGHT_DTYPES = st.sampled_from([torch.float16, torch.float32])
+WEIGHT_DTYPES = st.sampled_from([torch.float16, torch.float32, torch.int8])
 NUM_ROWS = st.integers(1, 9) | st.sampled_from([SHARE_ROWS_FROM - 1, SHARE_ROWS_FROM, 3 * SHARE_ROWS_FROM + 1])
 HEADS = st.tuples(st.integers(1, 4), st.integers(1, 3), st.sampled_from([2, 6, 16, 64]))  # KV, query of each, head_dim
 

@@ -24,6 +24,7 @@ from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from engine.torch_core.weights import Checkpoint
 from tests.helpers.gpu_attention import gpu_attention
+from tests.helpers.kernel_checks import rounded_to_int8
 from tests.helpers.loaded_kernels import kernels, require_bfloat16, require_tiles
 from tests.helpers.tiny_models import (
     COMMON,
@@ -110,7 +111,7 @@ def test_logits_equal_transformers(load: Callable[..., Model], family: str, max_
 
 
 @pytest.mark.parametrize(
-    ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.2)]
+    ("weight_format", "tolerance"), [("plain", 1e-5), ("float16", 5e-3), ("bfloat16", 0.03), ("int8", 0.05)]
 )
 def test_weight_formats_come_close(load: Callable[..., Model], weight_format: str, tolerance: float) -> None:
     if weight_format == "bfloat16":
@@ -121,6 +122,18 @@ def test_weight_formats_come_close(load: Callable[..., Model], weight_format: st
     with torch.inference_mode():
         expected = reference_model("qwen2")(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
     assert (logits - expected).norm() / expected.norm() < tolerance
+
+
+def test_int8_computes_in_float32(load: Callable[..., Model]) -> None:
+    """Nothing is rounded but the weights of layers and head."""
+    logits = logits_of(load("qwen2", "int8"), [60, 1, 8, 9, 72], 1)
+    reference = reference_model("qwen2")
+    with torch.inference_mode():
+        for name, parameter in reference.named_parameters():
+            if name.endswith(("proj.weight", "lm_head.weight")):
+                parameter.copy_(rounded_to_int8(parameter))
+        expected = reference(torch.from_numpy(PROMPT.astype(np.int64))[None]).logits[0]
+    assert (logits - expected).norm() / expected.norm() < 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

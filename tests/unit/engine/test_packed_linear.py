@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from engine.torch_core.kernels.layout import TILE_DEPTH
 from engine.torch_core.packed_linear import LAYOUTS, PackedGate, PackedLinear
-from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, at_an_end, random, threads
+from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, at_an_end, random, rounded_to_int8, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
 
 NUM_ROWS = st.integers(0, 100) | st.sampled_from([1, 15, 16, 17, 31, 32, 33, 48, 64, 65, 96])
@@ -38,6 +38,11 @@ def dtype(request: pytest.FixtureRequest) -> torch.dtype:
         require_tiles()
     dtype: torch.dtype = request.param
     return dtype
+
+
+def rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """As it is stored in this format."""
+    return rounded_to_int8(weight) if dtype is torch.int8 else weight.to(dtype)
 
 
 class Layers:
@@ -69,7 +74,7 @@ class Layers:
 
     def exact(self, x: Tensor, number: int) -> tuple[Tensor, Tensor]:
         """Of the gate's weight, 0, or the up's, 1; the error is that of any order of the sum."""
-        weight = (self.gate_weight, self.up_weight)[number].to(self.dtype).double().T
+        weight = rounded((self.gate_weight, self.up_weight)[number], self.dtype).double().T
         x = self.rounded(x)
         bias = self.biases[number].double() if self.biases else torch.zeros(weight.size(1)).double()
         magnitudes = x.abs() @ weight.abs() + bias.abs()
@@ -137,9 +142,37 @@ def test_gate(
 
 def test_sums_are_not_rounded_before_the_end(dtype: torch.dtype) -> None:
     """A float32 keeps 1 beside 2^15, which the halves do not; and a bias is float32."""
-    weight = torch.tensor([[2.0**15, 1.0, -(2.0**15)], [0.0, 1.0, 0.0]])
-    linear = PackedLinear(weight, torch.tensor([0, 2.0**-20]), kernels(), dtype)
-    assert linear(torch.ones(1, 3)).tolist() == [[1, 1 + 2.0**-20]]
+    weight = torch.tensor([[127.0, 127.0, -127.0], [0.0, 127.0, 0.0]])
+    linear = PackedLinear(weight, torch.tensor([0, 2.0**-16]), kernels(), dtype)
+    assert linear(torch.tensor([[2.0**15, 1.0, 2.0**15]])).tolist() == [[127, 127 + 2.0**-16]]
+
+
+@few
+@given(num_rows=NUM_ROWS, in_features=IN_FEATURES, out_features=OUT_FEATURES, has_bias=st.booleans(), seed=SEEDS)
+def test_int8_is_bitwise_float32_of_the_rounded_weights(
+    num_rows: int, in_features: int, out_features: int, has_bias: bool, seed: int
+) -> None:
+    """Whether few rows or many: they are computed in two ways."""
+    layers, exact = (Layers(dtype, in_features, out_features, has_bias, seed) for dtype in (torch.int8, torch.float32))
+    exact.gate_weight, exact.up_weight = (rounded_to_int8(weight) for weight in (exact.gate_weight, exact.up_weight))
+    exact.pack()
+    x = random(seed + 1)(num_rows, in_features)
+    assert torch.equal(layers(x), exact(x))
+
+
+@few
+@given(in_features=IN_FEATURES, out_features=OUT_FEATURES, power=st.sampled_from([-100, -40, 0, 100]), seed=SEEDS)
+def test_int8_rounds_a_weight_by_half_a_step_of_its_group(
+    in_features: int, out_features: int, power: int, seed: int
+) -> None:
+    """Whatever the size of the group's weights; where all of them are 0, they stay so."""
+    weight = random(seed)(out_features, in_features) * 2.0**power
+    weight[0] = 0
+    weight[-1, :32] *= 1000
+    stored = PackedLinear(weight, None, kernels(), torch.int8)(torch.eye(in_features)).T
+    for group, rounded_group in zip(weight.split(32, dim=1), stored.split(32, dim=1), strict=True):
+        steps = group.abs().amax(dim=1, keepdim=True) / 127
+        assert ((group - rounded_group).abs() <= 0.51 * steps).all()
 
 
 @few

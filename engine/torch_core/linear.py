@@ -64,15 +64,10 @@ def pack_gate(
     biases: tuple[Tensor, Tensor] | None,
     weight_format: str,
     kernels: Kernels | None,
-    join: Callable[[Tensor], Tensor],
 ) -> Linear:
-    """silu(gate x) * (up x), of two weights (intermediate_size, in_features), both with a bias or both without.
-
-    ``join`` does so with both results side by side, see ``RowOps.gate``.
-    """
+    """silu(gate x) * (up x), of two weights (intermediate_size, in_features), both with a bias or both without."""
     if kernels is None:
-        joined = pack_linear(torch.cat([gate, up]), torch.cat(biases) if biases else None, weight_format, kernels)
-        return lambda x: join(joined(x))
+        return _plain_gate(torch.cat([gate, up]), torch.cat(biases) if biases else None)
     if (dtype := _packed_dtype(weight_format, kernels)) is not None:
         return PackedGate(gate, up, biases, kernels, dtype)
     gate_bias, up_bias = biases or (None, None)  # oneDNN applies both functions to its float32 sums
@@ -112,6 +107,14 @@ def _has(capability: str) -> bool:
 
 def _by_rows(few: Linear, many: Linear) -> Linear:
     return lambda x: few(x) if x.size(0) <= FEW_ROWS else many(x)
+
+
+def _plain_gate(weight: Tensor, bias: Tensor | None) -> Linear:
+    def gate(x: Tensor) -> Tensor:
+        gates, ups = F.linear(x, weight, bias).chunk(2, dim=-1)
+        return F.silu(gates).mul_(ups)
+
+    return gate
 
 
 def _pack_onednn(weight: Tensor, bias: Tensor | None, function: str = "none") -> Linear:

@@ -75,7 +75,7 @@ class Model:
             self._ops = TorchRowOps(spec, max_len, device)
         else:
             self._ops = CompiledRowOps(spec, max_len, kernels, input_dtype(weight_format, kernels))
-        load = _Loader(spec, checkpoint, self._ops, kernels, weight_format, device, dtype)
+        load = _Loader(spec, checkpoint, kernels, weight_format, device, dtype)
         self._dtype = dtype
         embeddings = checkpoint["model.embed_tokens.weight"]
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
@@ -122,14 +122,12 @@ class _Loader:
         self,
         spec: ModelSpec,
         checkpoint: Checkpoint,
-        ops: RowOps,
         kernels: Kernels | None,
         weight_format: str,
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
         self._spec = spec
-        self._ops = ops
         self._kernels = kernels
         self._checkpoint = checkpoint
         self._format = weight_format
@@ -173,7 +171,7 @@ class _Loader:
         gate, up = (self.tensor(f"{name}.weight") for name in names)
         biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
         pair = (biases[0], biases[1]) if biases else None
-        return pack_gate(gate, up, pair, self._format, self._kernels, self._ops.gate)
+        return pack_gate(gate, up, pair, self._format, self._kernels)
 
     def _reorder(self, name: str, tensor: Tensor) -> Tensor:
         if name.endswith("q_proj"):

@@ -1,4 +1,4 @@
-"""What a layer does with its rows besides products and attention: norms, rotary positions, the gate.
+"""What a layer does with its rows besides products and attention: norms and rotary positions.
 
 Engine process. By torch on a GPU, by compiled kernels on a CPU: there an operation of torch on one row takes 2 us,
 whatever it computes, and a layer had 30 of them.
@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.model_spec import ModelSpec
 
-GATE_PORTION = 2048  # columns of a task
 SHARE_ROWS_FROM = 16  # fewer take less time than to wake a thread
 
 
@@ -37,9 +36,6 @@ class RowOps(Protocol):
 
         q_norm, k_norm (head_dim,): each head is normed before, and multiplied by them.
         """
-
-    def gate(self, gates_and_ups: Tensor) -> Tensor:
-        """silu(gates) * ups, (num_rows, size), of (num_rows, 2 * size)."""
 
 
 def rotations_of(spec: ModelSpec, max_len: int) -> Tensor:
@@ -80,11 +76,6 @@ class TorchRowOps:
         pairs = torch.view_as_complex(rotated.float().view(*rotated.shape[:2], -1, 2))
         rotated.copy_(torch.view_as_real(pairs * self._rotations).flatten(-2))
 
-    def gate(self, gates_and_ups: Tensor) -> Tensor:
-        """See RowOps."""
-        gates, ups = gates_and_ups.chunk(2, dim=-1)
-        return F.silu(gates).mul_(ups)
-
 
 class CompiledRowOps:
     """On a CPU, in float32; tensors are contiguous."""
@@ -101,7 +92,6 @@ class CompiledRowOps:
         self._norm_dtype = norm_dtype
         self._norm = kernels.kernel(f"add_norm_{str(norm_dtype).removeprefix('torch.')}", SHARE_ROWS_FROM, runs=1)
         self._rotate = kernels.kernel("rotate", SHARE_ROWS_FROM, runs=1)
-        self._gate = kernels.kernel("gate", SHARE_ROWS_FROM // 4, runs=1)
 
     def begin(self, positions: Tensor) -> None:
         """See RowOps."""
@@ -132,14 +122,6 @@ class CompiledRowOps:
             _address(k_norm),
             qkv.data_ptr(),
         )
-
-    def gate(self, gates_and_ups: Tensor) -> Tensor:
-        """See RowOps."""
-        num_rows, size = gates_and_ups.size(0), gates_and_ups.size(1) // 2
-        output = self._kernels.empty(num_rows, size)
-        num_tasks = num_rows * -(-size // GATE_PORTION)
-        self._gate(num_tasks, size, GATE_PORTION, gates_and_ups.data_ptr(), output.data_ptr())
-        return output
 
 
 def _address(tensor: Tensor | None) -> int:

@@ -98,7 +98,6 @@ C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
 
 KERNELS: dict[str, Any] = {
     "add_norm_float32": rows.norm_kernel("float32"),
-    "gate": rows.gate,
     "rotate": rows.rotate,
     "linear_float16": linear.linear_kernel("float16"),
     "linear_float32": linear.linear_kernel("float32"),

@@ -92,19 +92,6 @@ def norm_kernel(dtype: str) -> Callable[..., None]:
 
 
 @compiled
-def gate(task: int, slot: int, size: int, portion: int, gates_and_ups: Address, output: Address) -> None:
-    """output (num_rows, size) = silu(gate) * up, of (num_rows, 2, size); a task is a portion of columns of a row."""
-    portions = (size + portion - 1) // portion
-    row, lo = task // portions, task % portions * portion
-    count = min(size - lo, portion)
-    gates = floats(gates_and_ups + (row * 2 * size + lo) * 4, (count,))
-    ups = floats(gates_and_ups + (row * 2 * size + size + lo) * 4, (count,))
-    result = floats(output + (row * size + lo) * 4, (count,))
-    for i in range(count):
-        result[i] = silu(gates[i]) * ups[i]
-
-
-@compiled
 def rotate(
     task: int,
     slot: int,

@@ -20,7 +20,7 @@ from engine.torch_core.kernels.layout import PANEL
 from engine.torch_core.linear import pack_linear
 from engine.torch_core.model_spec import ModelSpec, read_spec
 from engine.torch_core.packed_linear import PackedLinear
-from engine.torch_core.row_ops import GATE_PORTION, SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
+from engine.torch_core.row_ops import SHARE_ROWS_FROM, CompiledRowOps, TorchRowOps
 from tests.helpers.kernel_checks import BAD, SEEDS, assert_near, random, threads
 from tests.helpers.loaded_kernels import kernels, require_tiles
 
@@ -149,29 +149,6 @@ def test_rotate(
     assert torch.equal(qkv[:, num_rotated:], before[:, num_rotated:])
 
 
-GATE_SIZES = st.integers(1, 70) | st.sampled_from([n * GATE_PORTION + d for n in (1, 2) for d in (-1, 0, 1)])
-
-
-@some
-@given(num_rows=st.integers(0, 5), size=GATE_SIZES, scale=st.sampled_from([1e-4, 1.0, 10.0, 100.0, 1e4]), seed=SEEDS)
-def test_gate(num_rows: int, size: int, scale: float, seed: int) -> None:
-    """Of gates so great that their exponentials are not finite in float32, too."""
-    compiled, by_torch = both(spec_of())
-    generator = torch.Generator().manual_seed(seed)
-    gates_and_ups = (torch.rand(num_rows, 2 * size, generator=generator) * 2 - 1) * scale
-    before = gates_and_ups.clone()
-    output = compiled.gate(gates_and_ups)
-    assert_near(output, by_torch.gate(before.double()), 1e-6, 1e-29)
-    assert torch.equal(gates_and_ups, before)
-
-
-@pytest.mark.parametrize("gate", [-1e4, -1000.0, -88.5, -88.0, -87.5, -87.0, 87.0, 88.0, 89.0, 1000.0, 1e4])
-def test_gate_at_the_ends_of_the_exponential(gate: float) -> None:
-    compiled, by_torch = both(spec_of())
-    gates_and_ups = torch.cat([torch.full((1, 33), gate), torch.linspace(-1e4, 1e4, 33)[None]], 1)
-    assert_near(compiled.gate(gates_and_ups), by_torch.gate(gates_and_ups.double()), 1e-6, 1e-29)
-
-
 def test_exponential() -> None:
     """To 2e-7 of itself wherever float32 has it, and never infinite."""
     exp: Any = rows.exp
@@ -198,7 +175,7 @@ def outputs(x: Tensor, ops: CompiledRowOps, linear: PackedLinear) -> Outputs:
     ops.begin(torch.full((len(x),), MAX_LEN - 1))
     ops.rotate(rotated, None, None)
     norm = ops.norm(x.clone(), torch.linspace(0.5, 2, x.size(1)))
-    return {"norm": norm, "gate": ops.gate(x), "rotate": rotated, "linear": linear(x)}
+    return {"norm": norm, "rotate": rotated, "linear": linear(x)}
 
 
 @settings(max_examples=50, deadline=None)

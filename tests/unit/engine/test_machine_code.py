@@ -84,7 +84,7 @@ def test_a_later_process_loads_what_was_compiled(cache: Path, compiled: list[byt
 def test_a_kernel_that_is_not_there_has_no_address(cache: Path, compiled: list[bytes]) -> None:
     """Nor is a function of the C library one."""
     code = load_kernels()
-    for name in ("gate", "no_such_kernel", "malloc"):
+    for name in ("add_norm_float32", "no_such_kernel", "malloc"):
         with pytest.raises(KeyError):
             code.address(name)
     assert code.address(NAME)
@@ -271,16 +271,17 @@ def test_kernels_of_tiles_are_there_where_the_cpu_has_them_and_the_system_lends_
     asked: list[bool] = []
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: features)
     monkeypatch.setattr(machine_code, "_may_use_tiles", lambda: asked.append(True) or system_lends_them)
-    monkeypatch.setattr(compiler, "TILE_KERNELS", {"gate": rows.gate})  # one that any CPU can load
+    any_cpus = {"add_norm_float32": rows.norm_kernel("float32")}
+    monkeypatch.setattr(compiler, "TILE_KERNELS", any_cpus)
     code = load_kernels()
     assert code.has_tiles == (cpu_has_them and system_lends_them)
     assert bool(asked) == cpu_has_them
     assert code.address(NAME)
     if code.has_tiles:
-        assert code.address("gate")
+        assert code.address("add_norm_float32")
     else:
         with pytest.raises(KeyError):
-            code.address("gate")
+            code.address("add_norm_float32")
     system_lends_them = not system_lends_them
     assert load_kernels().has_tiles == (cpu_has_them and system_lends_them)
     assert len(compiled) == (2 if cpu_has_them else 1)

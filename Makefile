@@ -17,7 +17,7 @@ serve: $(VENV)/serve.installed
 	@exec $(BIN)/tokservice serve $(ARGS)
 
 test: $(VENV)/develop.installed
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/develop.installed
 	$(BIN)/ruff check .

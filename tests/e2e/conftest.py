@@ -19,6 +19,8 @@ from tokservice.models.default_model import ensure_default_model
 __all__ = ["api", "client", "default_model", "impatient", "loopback_only", "model", "simulated", "small", "thinking"]
 
 STEP = ("--set", "simulated.step_ms=5")
+ONE_THREAD = ("--set", "engine.threads=1")  # other tests have the other core: two would wait for each other
+SELDOM = ("--set", "runtime.heartbeat_s=0.5")  # heartbeats of idle servers took a twelfth of the whole run's CPU
 LITTLE_CACHE = ("--set", "engine.kv_cache_tokens=8192")
 API_KEY = "secret"  # of the impatient one
 
@@ -40,14 +42,14 @@ def shared(request: pytest.FixtureRequest, one_layer: Path) -> Iterator[dict[str
     """The servers below that any test of this run wants. They start together: most of them wait for one core."""
     arguments: dict[str, tuple[str, ...]] = {
         "simulated": (*SIMULATED, *STEP),
-        "default_model": (),
-        "thinking": ("--model", str(one_layer), *LITTLE_CACHE, "--set", "model.reasoning_parser=think"),
+        "default_model": ONE_THREAD,
+        "thinking": ("--model", str(one_layer), *LITTLE_CACHE, *ONE_THREAD, "--set", "model.reasoning_parser=think"),
         "impatient": (*SIMULATED, *STEP, "--set", "router.total_timeout_s=3", "--api-key", API_KEY),
     }
     wanted = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     with ExitStack() as servers:
         yield {
-            name: servers.enter_context(running_server(*of, ready=False))
+            name: servers.enter_context(running_server(*of, *SELDOM, ready=False))
             for name, of in arguments.items()
             if name in wanted
         }

@@ -36,8 +36,8 @@ def refusal(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_everything_cleanly(number: signal.Signals) -> None:
-    with running_server(*SIMULATED) as server:
+def test_a_signal_ends_everything_cleanly(small: tuple[str, ...], number: signal.Signals) -> None:
+    with running_server(*small) as server:
         assert server.stop(number) == 0
         assert "Traceback" not in server.log
         assert not server.run_dir.exists()

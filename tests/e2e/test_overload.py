@@ -17,14 +17,14 @@ NUM_REQUESTS = 120
 NOTICED_S = 20.0  # of a death; a missed heartbeat would show after thirty
 
 
-def start(*settings: str) -> tuple[str, ...]:
-    return (*SIMULATED, *(part for name in settings for part in ("--set", name)))
+def options(*settings: str) -> tuple[str, ...]:
+    return tuple(part for name in settings for part in ("--set", name))
 
 
-def test_every_request_of_a_flood_is_answered() -> None:
+def test_every_request_of_a_flood_is_answered(small: tuple[str, ...]) -> None:
     """With more than one tokenizer worker, requests that a full queue refused never got any reply: sglang#33858."""
     limits = (f"router.max_unfinished_requests={MAX_UNFINISHED}", "tokenizer.workers=3", "simulated.step_ms=50")
-    with running_server(*start(*limits)) as server:
+    with running_server(*small, *options(*limits)) as server:
 
         def ask(index: int) -> httpx.Response:
             """Whoever is let in stays for a second: the others find it full."""
@@ -52,7 +52,7 @@ def test_a_busy_engine_is_healthy_though_no_token_comes() -> None:
     """Health that waited for a token took long prefills for death: sglang#22511."""
     limits = ("runtime.stall_timeout_s=2", "runtime.busy_stall_timeout_s=60")
     with (
-        running_server(*start(*limits, "simulated.prefill_tokens_per_s=3000")) as server,
+        running_server(*SIMULATED, *options(*limits, "simulated.prefill_tokens_per_s=3000")) as server,
         ThreadPoolExecutor(2) as pool,
     ):
         long = {"prompt": "word " * 6000, "max_tokens": 1}  # two of these: four seconds without a token
@@ -65,10 +65,10 @@ def test_a_busy_engine_is_healthy_though_no_token_comes() -> None:
         assert [answer.result().status_code for answer in answers] == [200, 200]
 
 
-def test_a_dead_engine_is_noticed_whatever_the_traffic() -> None:
+def test_a_dead_engine_is_noticed_whatever_the_traffic(small: tuple[str, ...]) -> None:
     """Health took any recent traffic for proof of life, and stayed at 200 after the scheduler had crashed:
     sglang#6624."""
-    with running_server(*start("simulated.step_ms=10")) as server, ThreadPoolExecutor(8) as clients:
+    with running_server(*small, *options("simulated.step_ms=10")) as server, ThreadPoolExecutor(8) as clients:
         request = {"prompt": "Hello", "max_tokens": 100, "ignore_eos": True}
         answers = [clients.submit(server.http.post, "/v1/completions", json=request) for _ in range(16)]
         wait_for(lambda: server.gauge("num_requests_running") > 0, what="they run")

@@ -188,10 +188,10 @@ def test_the_death_of_an_api_process_frees_what_it_held(server: Server) -> None:
     wait_for(lambda: server.gauge("num_requests_unfinished") == 0, what="the router has forgotten it")
 
 
-def test_a_stalled_process_is_not_ready() -> None:
+def test_a_stalled_process_is_not_ready(small: tuple[str, ...]) -> None:
     """Health counted any traffic as proof of life: sglang#6624. Of those that have stalled one is named."""
     limits = ("--set", "runtime.stall_timeout_s=1", "--set", "runtime.busy_stall_timeout_s=1")
-    with running_server(*SIMULATED, *limits) as server:
+    with running_server(*small, *limits) as server:
         pids = server.pids()
         stalled = {f"{role} 0 has stalled": pids[role, 0] for role in ("router", "engine", "tokenizer", "detokenizer")}
         for pid in stalled.values():

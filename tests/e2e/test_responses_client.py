@@ -15,7 +15,7 @@ from openai.types.responses import Response
 from pydantic import BaseModel
 
 from tests.e2e.conftest import API_KEY
-from tests.helpers.server import SIMULATED, Server, running_server
+from tests.helpers.server import Server, running_server
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -236,7 +236,7 @@ def test_a_stream_that_cannot_go_on_ends_with_the_error_event(impatient: Server)
         assert (last.type, last.code) == ("error", "timeout")
 
 
-def test_the_death_of_a_detokenizer_leaves_no_gap() -> None:
+def test_the_death_of_a_detokenizer_leaves_no_gap(small: tuple[str, ...]) -> None:
     """Its successor replays many tokens at once, and has to number the events as if they had come one by one."""
     settings = ("--set", "simulated.step_ms=10", "--set", "detokenizer.workers=2")
     bodies = [{"input": f"Tell me about {seed}", "seed": seed, "max_output_tokens": 100} for seed in range(8)]
@@ -252,7 +252,7 @@ def test_the_death_of_a_detokenizer_leaves_no_gap() -> None:
                         has_begun.set()
         return events
 
-    with running_server(*SIMULATED, *settings) as server, ThreadPoolExecutor(len(bodies)) as clients:
+    with running_server(*small, *settings) as server, ThreadPoolExecutor(len(bodies)) as clients:
         begun = [threading.Event() for _ in bodies]
         right = [events[-1]["response"]["output"] for events in clients.map(ask, bodies, begun)]
         begun = [threading.Event() for _ in bodies]

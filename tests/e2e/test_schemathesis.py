@@ -45,7 +45,7 @@ def run(server: Server, folder: Path, *options: str, timeout_s: int = 200) -> No
 
 
 SHORT_RUNS = {
-    "random requests": ("--phases", "examples,fuzzing", "--max-examples", "20"),
+    "random requests": ("--phases", "examples,fuzzing", "--max-examples", "12"),
     "every rule": ("--phases", "coverage", "--include-path-regex", "tokenize|count_tokens"),
 }
 

@@ -75,6 +75,12 @@ class CachedSequences:
         self.begin(*pieces)
         return self.attend()
 
+    def fill(self, piece: Piece) -> None:
+        """Keys and values of a prompt alone, as a step leaves them that attended, which takes far longer."""
+        self.begin(piece)
+        self.attention._prefills.clear()
+        self.attend()
+
     def begin(self, *pieces: Piece) -> None:
         chunks = [Chunk(self._sequences[index], start, count) for index, start, count in pieces]
         batch = build_batch(chunks, self.block_size, MAX_LOOKUP_TOKENS)

@@ -24,8 +24,9 @@ ROOT = Path(__file__).parent.parent.parent
 SIMULATED = ("--config", str(ROOT / "configs" / "simulated.toml"))
 LIBC = ctypes.CDLL(None)
 TITLE = re.compile(r"tokservice: (\w+) (\d+)")
-# Pages are made from heartbeats: frequent ones, and no test waits for long until a gauge is what it should be.
-SETTINGS = ("--port", "0", "--set", "runtime.heartbeat_s=0.2")
+# Pages are made from heartbeats: frequent ones, and no test waits for long until a gauge is what it should be. The
+# monitor of the loop's lag is most of what an idle server does, and several are idle beside each test.
+SETTINGS = ("--port", "0", "--set", "runtime.heartbeat_s=0.2", "--set", "api.lag_heartbeat_ms=100")
 ANSWER_TIMEOUT_S = 90.0  # only a fault takes so long
 
 

@@ -14,10 +14,10 @@ Addresses are ipc, or, from a context with keys (``curve.py``), tcp; there is no
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -25,6 +25,9 @@ from tokservice.wire import codec
 from tokservice.wire.curve import CurveContext
 from tokservice.wire.errors import ConfigError, PeerLost, WireError
 from tokservice.wire.messages import Buffer, Message
+
+if TYPE_CHECKING:  # most processes have no event loop: importing it is a tenth of their start
+    import asyncio
 
 HIGH_WATER_MARK = 1000  # messages, for each direction of each pipe
 OUTBOX_BYTES = 64 * 1024 * 1024  # beyond the pipe, for each peer

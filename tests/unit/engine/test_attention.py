@@ -25,7 +25,7 @@ class Contexts(CachedSequences):
         super().__init__(shape, lens, weight_format, seed)
         for index, length in enumerate(lens):
             if length > 1:
-                self.compute((index, 0, length - 1))
+                self.fill((index, 0, length - 1))
 
     def last(self, index: int) -> Piece:
         return index, len(self.keys[index]) - 1, 1

@@ -11,6 +11,7 @@ import pytest
 
 from engine.load import build_core
 from engine.model_files import eos_token_ids, vocab_size
+from tests.helpers.tiny_models import save_tiny_model
 from tokservice.runtime.config import from_dict
 from tokservice.wire.errors import StartupError
 
@@ -62,3 +63,18 @@ def test_faults_are_one_line(tmp_path: Path) -> None:
 def test_simulated_engine_never_imports_torch() -> None:
     code = "import sys, engine.load, engine.simulated; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_start_does_not_import_torch_s_compiler(tmp_path: Path) -> None:
+    """It took two of the six seconds of every start, so that a few operations could be watched."""
+    code = (
+        f"import sys; sys.path[:] = {sys.path!r}\n"
+        "from pathlib import Path\n"
+        "from tests.helpers.tiny_models import drain, make_engine, request\n"
+        "engine = make_engine(Path(sys.argv[1]))\n"
+        "engine.add(request('r', [5], max_tokens=2))\n"
+        "assert drain(engine)\n"
+        "sys.exit('torch._dynamo' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, str(save_tiny_model("llama3", tmp_path))]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0

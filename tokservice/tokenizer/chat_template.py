@@ -83,6 +83,7 @@ class ChatTemplate:
             raise StartupError(f"the chat template is broken: {error}") from error
         self.source = source
         self.knows_tools = "tools" in source
+        self.shows_calls = "tool_calls" in source
         self._reserved = {"messages", "tools", "add_generation_prompt", "strftime_now", *environment.globals}
         self._reserved |= set(special_tokens)
         # A template that does not know the role would drop such a message, or refuse it.
@@ -91,6 +92,7 @@ class ChatTemplate:
         self._wants_parts = self._shows_parts_alone()
         self.wants_arguments_as_text = self._fails_on_mapping()
         self.takes_late_system = self._shows_late_system()
+        self.shows_results = self.shows_calls or self._shows_results()
 
     def render(
         self,
@@ -164,6 +166,14 @@ class ChatTemplate:
         except RequestError as error:
             return isinstance(error.__cause__, TypeError)
         return False
+
+    def _shows_results(self) -> bool:
+        """Whether what a tool has said can be seen: some templates refuse its role, others leave it out."""
+        turns = [{"role": role, "content": f"a {role}"} for role in ("user", "assistant", "tool")]
+        try:
+            return turns[-1]["content"] in self.render(turns, now=0, add_generation_prompt=False)
+        except RequestError:
+            return False
 
     def _shows_late_system(self) -> bool:
         """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the

@@ -158,6 +158,30 @@ def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     assert refused(calls(arguments)).param == "messages"
 
 
+ROLES = ChatTemplate(  # knows these roles alone, and nothing of tools
+    "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}",
+    {},
+)
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+def test_calls_and_results_are_seen_where_the_template_knows_no_tools(tools: Any) -> None:
+    """They were left out without a sign, at least in a last turn without tools, or with tool_choice "none"."""
+    results = [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("one", "two")]
+    messages = [*calls({"k": "v"}), *results, {"role": "assistant", "content": "so"}]
+    call = '<tool_call>\n{"name": "f", "arguments": {"k": "v"}}\n</tool_call>'
+    said = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    assert render(messages, ROLES, tools=tools).endswith(f"<user>x<assistant>{call}<user>{said}<assistant>so")
+    assert call in render(messages, tools=tools)  # this one shows any role
+    assert "<|im_start|>tool\none" in render(messages, tools=tools)
+
+
+def test_a_template_that_shows_calls_gets_them() -> None:
+    shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}"), {})
+    assert render(calls({}), shows) == "f"
+
+
 def test_copies_of_our_own_answers_are_accepted() -> None:
     copy: dict[str, Any] = {
         "role": "assistant",
@@ -186,4 +210,5 @@ def test_contradictory_continuations_are_refused() -> None:
     both = refused(assistant, continue_final_message=True, add_generation_prompt=True)
     user = refused(assistant[:1], continue_final_message=True)
     hidden = refused(assistant, ChatTemplate("{{ messages[0].content }}", {}), continue_final_message=True)
-    assert {both.param, user.param, hidden.param} == {"continue_final_message"}
+    calling = refused(calls({}), continue_final_message=True)  # what followed the text, the calls, was lost
+    assert {both.param, user.param, hidden.param, calling.param} == {"continue_final_message"}

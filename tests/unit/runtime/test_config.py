@@ -122,6 +122,8 @@ def test_settings_from_the_command_line(setting: str, value: Any) -> None:
         ("runtime.stall_timeout_s=0.1", "runtime.stall_timeout_s: must be above runtime.heartbeat_s"),
         ("model.served_name=7", "model.served_name: expected str, got 7"),
         ("model.path=", "model.path: must not be empty"),
+        ("model.served_name=\udcff", "model.served_name: must be UTF-8 without NUL"),  # bytes of a command line
+        ('api.host="a\\u0000"', "api.host: must be UTF-8 without NUL"),
         ("model.dtype=int8", "model.dtype: must be one of auto, float32"),
         ("engine.kind=magic", "engine.kind: must be torch or simulated"),
         ("tokenizer.workers=0", "tokenizer.workers: must be between 1 and 64"),
@@ -141,6 +143,12 @@ def test_a_value_where_a_section_should_be(tmp_path: Path) -> None:
     for settings in ([], ["api.port=1"]):
         with pytest.raises(ConfigError, match="api: must be a section, not a value"):
             resolve(file, settings)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_bytes(b"\xef\xbb\xbf[api]\r\nport = 3\r\n")
+    assert resolve(file).api.port == 3
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -128,13 +128,15 @@ class ToolParser:
         if self.closing and self.closing.startswith(rest) and rest != self.closing:
             return False  # it may still become the closing mark
         self._text, self._gap = "".join([*self._gap, self._text]), []
-        if self.closing:
-            self._text = rest.removeprefix(self.closing) if rest.startswith(self.closing) else self._text
-        elif self._in_list and rest[0] == "]":
+        if self._in_list and rest[0] == "]":
             self._text, self._in_list = rest[1:], False
-        elif rest[0] in self.separators:
+            if self.closing:
+                return True
+        elif rest[0] in self.separators and (self._in_list or not self.closing):
             self._opening, self._text, self._state = [rest[0]], rest[1:], self._read_start
             return True
+        elif self.closing and rest.startswith(self.closing):
+            self._text = rest.removeprefix(self.closing)
         self._in_list = False
         self._state = self._read_text if self.mark else self._read_rest
         return True

@@ -66,6 +66,11 @@ def render(
     return prompt
 
 
+def text_of(message: Message) -> str:
+    """The content of a message that ``render`` has taken."""
+    return _text(0, message.content)
+
+
 def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
     refuse_unsupported(message, MESSAGE_NEUTRAL, param="messages")
     role = "system" if message.role == "developer" and not template.knows_developer_role else message.role

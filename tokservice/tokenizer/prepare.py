@@ -176,10 +176,11 @@ class Preparer:
             body.chat_template_kwargs, body.reasoning_effort, self._traits, param="reasoning_effort"
         )
         text = self._render(body.messages, body, now, tools, variables)
+        begun = conversation.text_of(body.messages[-1]) if body.continue_final_message else ""
         output = dataclasses.replace(
             output_of(body, body, limits),
             tools=tools,
-            reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
+            reasoning=reasoning_of(self._reasoning_parser, text, begun, is_guided=guide is not None),
             extras=extras or Extras(),
         )
         return self._generate(

@@ -166,6 +166,7 @@ def test_only_the_first_call_where_calls_in_parallel_are_not_wanted() -> None:
         ("tagged", "<think>never ends </th", "never ends </th", ""),
         ("open", "hm</think>\nYes.", "hm", "Yes."),
         ("open", "\nhm", "hm", ""),
+        ("inside", " so </think>\n\nYes.", " so ", "Yes."),
         ("tagged", "", "", ""),
     ],
 )

@@ -79,6 +79,7 @@ def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, An
     optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
     plain |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
+        plain["content"] = plain["content"] or template.silence
         plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
     return plain
 

@@ -27,11 +27,12 @@ def as_texts(
 
     Earlier calls and results count without tools too: clients leave those out, or ask for no call, in a last turn.
     """
-    if not template.shows_calls:
+    is_prompted = bool(tools) and not template.knows_tools
+    if is_prompted or not template.shows_calls:
         conversation = list(map(_with_calls_as_text, conversation))
     if not template.shows_results:
         conversation = _with_results_as_text(conversation)
-    if tools and not template.knows_tools:
+    if tools and is_prompted:
         return _with_tools_prompt(conversation, tools), None
     return conversation, tools
 
@@ -51,7 +52,8 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
         return message
     calls = [call["function"] for call in message["tool_calls"]]
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
-    return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
+    content = "\n".join(filter(None, [message["content"], *texts]))
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
 
 
 def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -145,6 +145,26 @@ def test_tool_arguments_take_the_form_that_the_template_needs(arguments: Any) ->
     assert render(calls(arguments), concatenates) == 'f{"k": "v"}'
 
 
+def test_arguments_that_are_written_as_they_are_are_json() -> None:
+    """In the form of Python, of which single quotes are the sign, they are no JSON (as in a template of Phi-4-mini)."""
+    prints = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}({{ c.function.arguments }})"), {})
+    assert render(calls({"k": "v"}), prints) == 'f({"k": "v"})'
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_calls_that_are_shown_beside_no_content_alone(content: Any) -> None:
+    """The templates of DeepSeek V3 and R1 left them out where the content was an empty text."""
+    shows = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}{% elif m.role == 'assistant' %}{{ m.content }}"
+        "{% endif %}{% endfor %}",
+        {},
+    )
+    messages = calls({"k": "v"})
+    messages[1]["content"] = content
+    assert render(messages, shows) == 'f{"k": "v"}'
+
+
 @pytest.mark.parametrize("arguments", ["", " ", "null", "{}", None, {}])
 def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
     """A call without arguments, sent back, was refused, or reached the template as none: vllm#43851, vllm#19419."""
@@ -178,8 +198,11 @@ def test_calls_and_results_are_seen_where_the_template_knows_no_tools(tools: Any
 
 
 def test_a_template_that_shows_calls_gets_them() -> None:
-    shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}"), {})
+    """Unless the model is told of tools in words, and so of another form."""
+    shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}") + "{{ messages[-1].content }}", {})
     assert render(calls({}), shows) == "f"
+    told = render(calls({}), shows, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert told.startswith("<tool_call>")
 
 
 def test_copies_of_our_own_answers_are_accepted() -> None:

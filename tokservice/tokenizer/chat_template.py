@@ -105,8 +105,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. The contents of messages are texts, or ``silence``. Raises RequestError (400) with the template's own
-        complaint.
+        """The prompt's text. The contents of messages are texts, or ``silence``. Raises RequestError (400) with the
+        template's own complaint.
         """
         variables = variables or {}
         if self._wants_parts:

@@ -29,6 +29,7 @@ from tokservice.protocol.requests import (
 from tokservice.protocol.responses_api_requests import ResponsesBody
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.tokenizer import anthropic_chat, chat_template, conversation, responses_api_chat
+from tokservice.tokenizer.answer_or_calls import answer_or_calls
 from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
@@ -171,7 +172,7 @@ class Preparer:
         if guide and tools.guide:
             message = f"'{guide.param}' and a 'tool_choice' that demands a call exclude each other."
             raise RequestError(message, param=guide.param, code="invalid_value")
-        guide = guide or tools.guide
+        guide = answer_or_calls(guide, tools, self._encoder.added_id) if guide else tools.guide
         variables = with_effort(
             body.chat_template_kwargs, body.reasoning_effort, self._traits, param="reasoning_effort"
         )

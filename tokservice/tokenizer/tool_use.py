@@ -23,7 +23,7 @@ FORMATS = ("hermes", "llama3_json", "mistral")  # of a model's own; see detokeni
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 _ANY_OBJECT = {"type": "object"}
-_COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models do
 
 
 class ToolUse(NamedTuple):
@@ -157,7 +157,7 @@ def _guide(functions: list[Function], schema_of: Callable[[list[Function]], dict
 
 def _checked(schema: dict[str, Any], *, lenient: bool) -> Guide:
     """``lenient``: keywords that no grammar can say do not count."""
-    style = {"x-guidance": {**_COMPACT, "lenient": lenient}}
+    style = {"x-guidance": {**COMPACT, "lenient": lenient}}
     return checked(Guide("json_schema", json.dumps(style | schema, ensure_ascii=False), "tools"))
 
 

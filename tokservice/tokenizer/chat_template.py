@@ -166,7 +166,7 @@ class ChatTemplate:
             for arguments in ({"key": "value"}, '{"key": "value"}'):
                 function = {"name": "probe", "arguments": arguments}
                 call = {"id": "call00000", "type": "function", "function": function}
-                turns = [
+                turns: Messages = [
                     {"role": "user", "content": "a"},
                     {"role": "assistant", "content": content, "tool_calls": [call]},
                 ]

@@ -228,6 +228,28 @@ def test_a_model_that_would_write_blanks_for_ever_writes_json(default_model: Ser
     assert json.loads(choice["message"]["content"]).keys() == {"a"}
 
 
+def test_a_schema_for_the_answer_does_not_keep_the_model_from_its_tools(default_model: Server) -> None:
+    """It could not call them, and agents ask for both in each request: vllm#39929, vllm#16313."""
+    with httpx.Client(base_url=default_model.url, timeout=60, trust_env=False) as http:
+
+        def answer(beginning: str) -> dict[str, Any]:
+            (token,) = http.post("/tokenize", json={"prompt": beginning, "add_special_tokens": False}).json()["tokens"]
+            tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+            schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+            schema["additionalProperties"] = False
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            request = {"messages": USER, "max_tokens": 60, "temperature": 0, "logit_bias": {str(token): 20}}
+            request |= {"tools": [tool], "response_format": form}
+            (choice,) = http.post("/v1/chat/completions", json=request).json()["choices"]
+            return dict(choice)
+
+        called, said = answer("<"), answer("{")
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert called["message"]["content"] is None
+    assert json.loads(said["message"]["content"]).keys() == {"a"}
+    assert said["finish_reason"] == "stop"
+
+
 def nobody_reads() -> None:
     """Standard output is a pipe whose reader has gone."""
     reader, writer = os.pipe()

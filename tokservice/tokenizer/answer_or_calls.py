@@ -11,18 +11,22 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from tokservice.tokenizer.guides import Guide, checked
+from tokservice.tokenizer.guides import ANSWER, Guide, checked
 from tokservice.tokenizer.tool_use import COMPACT, ToolUse
-
-SCHEMA = "json_schema"
+from tokservice.wire.errors import RequestError
 
 
 def answer_or_calls(answer: Guide, tools: ToolUse, added_id: Callable[[str], int | None]) -> Guide:
-    """The guide for an answer that follows a schema, or calls of tools instead; of other kinds as it is.
+    """The guide for an answer in a response format, or calls of tools instead; one for all of the output as it is.
 
     ``added_id``: the id of an added token by its text; None: there is none. Raises RequestError (400).
     """
-    if answer.kind != SCHEMA or not tools.format:
+    if tools.guide:
+        if answer.param != ANSWER:
+            message = f"'{answer.param}' and a 'tool_choice' that demands a call exclude each other."
+            raise RequestError(message, param=answer.param, code="invalid_value")
+        return tools.guide  # nothing is said in this answer
+    if answer.param != ANSWER or not tools.format:
         return answer
 
     def mark(text: str) -> str:

@@ -169,9 +169,6 @@ class Preparer:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
         guide = guide_of(body)
-        if guide and tools.guide:
-            message = f"'{guide.param}' and a 'tool_choice' that demands a call exclude each other."
-            raise RequestError(message, param=guide.param, code="invalid_value")
         guide = answer_or_calls(guide, tools, self._encoder.added_id) if guide else tools.guide
         variables = with_effort(
             body.chat_template_kwargs, body.reasoning_effort, self._traits, param="reasoning_effort"

@@ -12,7 +12,8 @@ from tokservice.tokenizer.guides import Guide
 from tokservice.tokenizer.prepare import Preparer
 from tokservice.tokenizer.tool_use import ToolUse
 
-ANSWER = Guide("json_schema", '{\n"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}', "x")
+SCHEMA = '{\n"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
+ANSWER = Guide("json_schema", SCHEMA, "response_format")
 CALLS = {
     "hermes": (
         '<tool_call>\n{"name": "f", "arguments": {"b": [1]}}\n</tool_call>',
@@ -41,7 +42,7 @@ def test_the_answer_or_calls_instead(tool_format: str) -> None:
     one, two = CALLS[tool_format]
     tools = ToolUse(format=tool_format, names=("f", "g"))
     guide = answer_or_calls(ANSWER, tools, lambda _: None)
-    assert (guide.kind, guide.param) == ("grammar", "x")
+    assert (guide.kind, guide.param) == ("grammar", "response_format")
     assert all(follows(guide, text) for text in ('{"a": 1}', one, two))
     assert not any(follows(guide, text) for text in ("so", '{"a": "b"}', one.replace('"f"', '"h"'), '{"a": 1}' + one))
     alone = answer_or_calls(ANSWER, tools._replace(parallel=False), lambda _: None)

@@ -294,8 +294,11 @@ def load(path: Path) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration, for the other processes to ``load``."""
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    """Write the resolved configuration, for the other processes to ``load``. Raises ConfigError, as on a full disk."""
+    try:
+        path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _read_toml(file: Path) -> dict[str, dict[str, Any]]:

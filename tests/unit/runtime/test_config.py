@@ -60,6 +60,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path / "config.json") == changed != Config()
 
 
+def test_a_place_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot write /dev/full: No space left on device"):
+        save(Config(), Path("/dev/full"))
+
+
 def test_file_then_settings_then_flags(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[api]\nport = 1\nhost = 'a'\nprocesses = 2\n")

@@ -89,6 +89,9 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", "<tool_call>" + hermes("add", "{}"), "<tool_call>", [("add", "{}")]),
         ("hermes", "a < b and <tool_ca", "a < b and <tool_ca", []),
         ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1} oops', " oops", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}", "}") + " x", " x", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}", "}}}") + " x", " x", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}\n</tool_call>", "}}} x"), "} x", [("add", '{"a": 1}')]),
         ("llama3_json", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         ("llama3_json", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         (
@@ -135,7 +138,8 @@ def hermes(name: str, arguments: str) -> str:
 def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple[str, str]], size: int) -> None:
     """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896.
     Half of a surrogate pair, which no UTF-8 holds, ended the worker. Line ends and backslashes that the model had not
-    escaped could not be read as JSON: kimi-cli#1378, hermes-agent#110436. Of a list only the first call was one.
+    escaped could not be read as JSON: kimi-cli#1378, hermes-agent#110436. Of a list only the first call was one. Where a
+    brace was missing or one too many, the closing mark was text: of the kind of hermes-agent#5315.
     """
     assert parse(text, tool_format, size=size) == ("", content, calls)
 

@@ -138,8 +138,8 @@ def hermes(name: str, arguments: str) -> str:
 def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple[str, str]], size: int) -> None:
     """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896.
     Half of a surrogate pair, which no UTF-8 holds, ended the worker. Line ends and backslashes that the model had not
-    escaped could not be read as JSON: kimi-cli#1378, hermes-agent#110436. Of a list only the first call was one. Where a
-    brace was missing or one too many, the closing mark was text: of the kind of hermes-agent#5315.
+    escaped could not be read as JSON: kimi-cli#1378, hermes-agent#110436. Of a list only the first call was one.
+    Where a brace was missing or one too many, the closing mark was text: of the kind of hermes-agent#5315.
     """
     assert parse(text, tool_format, size=size) == ("", content, calls)
 

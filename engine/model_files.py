@@ -30,15 +30,31 @@ def read_json(model_dir: Path, name: str, required: bool = False) -> dict[str, A
 
 
 def eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...]:
-    """Ids that end a sequence, by config.json and generation_config.json together (each an int or a list).
+    """Ids that end a sequence, by config.json and generation_config.json (each an int or a list) and by the tokenizer.
 
-    Some models name ids that they do not have: nothing may index logits by those.
+    All of them, since each may lack the one that ends a turn: models that were tuned for chats name it in
+    tokenizer_config.json alone, and would write on to the limit. Some models name ids that they do not have: nothing
+    may index logits by those.
     """
-    ids: list[object] = []
+    ids: list[object] = [_tokenizer_eos_id(model_dir)]
     for name in ("config.json", "generation_config.json"):
         value = read_json(model_dir, name).get("eos_token_id")
         ids += value if isinstance(value, list) else [value]
     return tuple(sorted({token for token in ids if isinstance(token, int) and 0 <= token < vocab_size}))
+
+
+def _tokenizer_eos_id(model_dir: Path) -> int | None:
+    """Id of the ``eos_token`` of tokenizer_config.json; None where there is none, or the vocabulary lacks it."""
+    eos = read_json(model_dir, "tokenizer_config.json").get("eos_token")
+    text = eos.get("content") if isinstance(eos, dict) else eos
+    if not text:
+        return None
+    tokenizer = read_json(model_dir, "tokenizer.json")
+    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
+    vocabulary = tokenizer.get("model", {}).get("vocab", {})
+    if isinstance(vocabulary, dict):  # else of Unigram: its special tokens are added ones
+        ids = vocabulary | ids
+    return ids.get(text)
 
 
 def vocab_size(model_dir: Path) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -64,6 +66,7 @@ FLAGS: dict[str, tuple[str, Callable[[str], Any], str, str]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of the ``tokservice`` command. Returns the exit code: 0 clean, 3 cannot start."""
+    _make_streams_safe()
     arguments = _parser().parse_args(argv)
     setproctitle.setproctitle("tokservice: launcher")  # it finds no room once a key has left the environment
     try:
@@ -89,6 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_START
     except KeyboardInterrupt:
         return 0
+
+
+def _make_streams_safe() -> None:
+    """Whatever started us: no other file gets the numbers of the standard streams, and a terminal that lacks some
+    letters, as those of a model's name, ends nothing.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # it is closed
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,7 +199,8 @@ def _with_model(config: Config) -> Config:
 def _print_banner(config: Config, supervisor: Supervisor, *, needs_key: bool) -> None:
     host = f"[{config.api.host}]" if ":" in config.api.host else config.api.host
     url = f"{'https' if config.api.ssl_certfile else 'http'}://{host}:{config.api.port}"
-    body = f'{{"model": "{config.model.served_name}", "messages": [{{"role": "user", "content": "Hello!"}}]}}'
+    request = {"model": config.model.served_name, "messages": [{"role": "user", "content": "Hello!"}]}
+    body = shlex.quote(json.dumps(request, ensure_ascii=False))
     lines = [f"\ntokservice {tokservice.__version__} is ready at {url}   (model {config.model.served_name})\n"]
     lines += [f"  {'launcher':<12}    pid {os.getpid()}"]
     lines += [
@@ -192,7 +209,7 @@ def _print_banner(config: Config, supervisor: Supervisor, *, needs_key: bool) ->
         if child.process is not None
     ]
     key = " -H 'Authorization: Bearer KEY'" if needs_key else ""
-    lines += [f"\n  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d '{body}'\n"]
+    lines += [f"\n  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' \\\n    -d {body}\n"]
     try:
         print("\n".join(lines), flush=True)
     except OSError:  # whoever read it has gone, as after "| head"; its buffer must find an end, or the exit would fail

@@ -67,7 +67,7 @@ class Model:
         """Load and pack; ``weight_format`` is one of ``linear.CPU_FORMATS`` or "plain", ``dtype`` that of activations.
         ``kernels`` are for a CPU and activations in float32, where they are faster than torch.
 
-        Raises StartupError where a tensor is missing.
+        Raises StartupError where a tensor is missing, or not what config.json says.
         """
         self.spec = spec
         self._ops: RowOps
@@ -77,10 +77,10 @@ class Model:
             self._ops = CompiledRowOps(spec, max_len, kernels, input_dtype(weight_format, kernels))
         load = _Loader(spec, checkpoint, kernels, weight_format, device, dtype)
         self._dtype = dtype
-        embeddings = checkpoint["model.embed_tokens.weight"]
+        embeddings = load.matrix("model.embed_tokens")
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
-        head = embeddings if spec.tied_embeddings else checkpoint["lm_head.weight"]
+        head = embeddings if spec.tied_embeddings else load.matrix("lm_head")
         self._norm = load.tensor("model.norm.weight")
         self._head = load.head(head)
 
@@ -133,9 +133,25 @@ class _Loader:
         self._format = weight_format
         self._device = device
         self._dtype = dtype
+        heads, kv_heads = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self._shapes = {
+            "embed_tokens": (spec.vocab_size, spec.hidden_size),
+            "lm_head": (spec.vocab_size, spec.hidden_size),
+            "q_proj": (heads, spec.hidden_size),
+            "k_proj": (kv_heads, spec.hidden_size),
+            "v_proj": (kv_heads, spec.hidden_size),
+            "o_proj": (spec.hidden_size, heads),
+            "gate_proj": (spec.intermediate_size, spec.hidden_size),
+            "up_proj": (spec.intermediate_size, spec.hidden_size),
+            "down_proj": (spec.hidden_size, spec.intermediate_size),
+        }
 
     def tensor(self, name: str) -> Tensor:
         return self._checkpoint[name].to(self._device, self._dtype)
+
+    def matrix(self, name: str) -> Tensor:
+        """As it is stored."""
+        return self._checkpoint.matrix(f"{name}.weight", self._shapes[name.rpartition(".")[2]])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         weight = weight.to(self._device, self._dtype).contiguous()
@@ -162,13 +178,13 @@ class _Loader:
         )
 
     def _joined(self, names: list[str], has_bias: bool) -> Linear:
-        weight = torch.cat([self._reorder(name, self._checkpoint[f"{name}.weight"]) for name in names])
+        weight = torch.cat([self._reorder(name, self.matrix(name)) for name in names])
         biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
         return self.pack(weight, torch.cat(biases) if biases else None)
 
     def _gate(self, prefix: str) -> Linear:
         names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
-        gate, up = (self.tensor(f"{name}.weight") for name in names)
+        gate, up = (self.matrix(name).to(self._device, self._dtype) for name in names)
         biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
         pair = (biases[0], biases[1]) if biases else None
         return pack_gate(gate, up, pair, self._format, self._kernels)

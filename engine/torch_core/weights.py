@@ -8,15 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.model_files import read_json
 from tokservice.wire.errors import StartupError
 
+FORMATS = (torch.float32, torch.bfloat16, torch.float16)
+
 
 class Checkpoint:
-    """All tensors of a model folder, by name. Raises StartupError where files or tensors are missing."""
+    """All tensors of a model folder, by name. Raises StartupError where files or tensors are missing, or quantized."""
 
     def __init__(self, model_dir: Path) -> None:
         shards = read_json(model_dir, "model.safetensors.index.json").get("weight_map", {}).values()
@@ -40,4 +43,14 @@ class Checkpoint:
         if name not in self._file_of:
             raise StartupError(f"the weights in {self._model_dir} lack the tensor {name}")
         tensor: Tensor = self._file_of[name].get_tensor(name)
+        if tensor.dtype not in FORMATS:  # without its scales it would be noise
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise StartupError(f"the tensor {name} is {kind}: this engine reads no quantized checkpoints")
+        return tensor
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        """The same for one whose shape config.json implies: token ids would reach beyond another one."""
+        tensor = self[name]
+        if tuple(tensor.shape) != shape:
+            raise StartupError(f"the tensor {name} is {tuple(tensor.shape)}, by config.json it would be {shape}")
         return tensor

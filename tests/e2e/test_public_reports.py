@@ -6,10 +6,12 @@ Ids are owner/repository#number on GitHub, shortened where the repository's name
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -226,10 +228,51 @@ def test_a_model_that_would_write_blanks_for_ever_writes_json(default_model: Ser
     assert json.loads(choice["message"]["content"]).keys() == {"a"}
 
 
-def test_the_server_does_not_end_where_nobody_reads_its_banner(tmp_path: Path) -> None:
-    """``| head -1`` ended it just when it was ready: the banner met a broken pipe."""
-    settings = ("--port", "0", "--set", f"runtime.run_dir={tmp_path}/run")
-    command = [sys.executable, str(ROOT / "scripts" / "launch.py"), *SIMULATED, *settings]
+def test_a_schema_for_the_answer_does_not_keep_the_model_from_its_tools(default_model: Server) -> None:
+    """It could not call them, and agents ask for both in each request: vllm#39929, vllm#16313."""
+    with httpx.Client(base_url=default_model.url, timeout=60, trust_env=False) as http:
+
+        def answer(beginning: str) -> dict[str, Any]:
+            (token,) = http.post("/tokenize", json={"prompt": beginning, "add_special_tokens": False}).json()["tokens"]
+            tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+            schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+            schema["additionalProperties"] = False
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            request = {"messages": USER, "max_tokens": 60, "temperature": 0, "logit_bias": {str(token): 20}}
+            request |= {"tools": [tool], "response_format": form}
+            (choice,) = http.post("/v1/chat/completions", json=request).json()["choices"]
+            return dict(choice)
+
+        called, said = answer("<"), answer("{")
+    assert called["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert called["message"]["content"] is None
+    assert json.loads(said["message"]["content"]).keys() == {"a"}
+    assert said["finish_reason"] == "stop"
+
+
+def nobody_reads() -> None:
+    """Standard output is a pipe whose reader has gone."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+
+
+def no_streams() -> None:
+    """All of them are closed, and the next files that are opened get their numbers."""
+    os.closerange(0, 3)
+
+
+@pytest.mark.parametrize("streams", [nobody_reads, no_streams, None])
+def test_standard_streams_do_not_end_the_server(tmp_path: Path, streams: Callable[[], None] | None) -> None:
+    """``| head -1`` ended it just when it was ready: the banner met a broken pipe. So did a model's name of letters
+    that the terminal lacks. Without a standard error it did not start.
+    """
+    settings = ("--port", "0", "--served-model-name", "é", "--set", f"runtime.run_dir={tmp_path}/run")
+
+    def before_exec() -> None:
+        die_with_parent()
+        if streams:
+            streams()
 
     def is_ready() -> bool:
         assert launcher.poll() is None, f"it ended with code {launcher.returncode}"
@@ -241,10 +284,14 @@ def test_the_server_does_not_end_where_nobody_reads_its_banner(tmp_path: Path) -
 
     with (
         (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, preexec_fn=die_with_parent) as launcher,
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "launch.py"), *SIMULATED, *settings],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"PYTHONIOENCODING": "ascii"},
+            preexec_fn=before_exec,
+        ) as launcher,
     ):
-        assert launcher.stdout is not None
-        launcher.stdout.close()
         wait_for(is_ready, 60, "the server is ready")
         launcher.terminate()
         assert launcher.wait(30) == 0

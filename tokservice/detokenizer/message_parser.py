@@ -41,7 +41,7 @@ class _WithReasoning:
     """Thoughts first; what follows them goes to the parser of tool calls, where there is one."""
 
     def __init__(self, context: Context, tools: MessageParser | None) -> None:
-        self._splitter = ReasoningSplitter(is_open=context.reasoning == "open")
+        self._splitter = ReasoningSplitter(context.reasoning)
         self._tools = tools
 
     def push(self, text: str) -> list[Part]:

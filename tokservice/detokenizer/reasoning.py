@@ -12,14 +12,16 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 class ReasoningSplitter:
-    """``is_open``: the prompt has opened the thoughts; else only an opening tag at the very beginning does."""
+    """``reasoning``: of the context. Where the prompt holds no beginning of thoughts, only an opening tag at the very
+    beginning opens them.
+    """
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(self, reasoning: str) -> None:
         self._text = ""  # held back
         self._lead: list[str] = []  # blanks before it, as long as an opening tag may follow
-        self._is_open = is_open
+        self._is_open = reasoning in ("open", "inside")
         self._is_over = False  # no thoughts, or no more
-        self._strips = is_open  # blanks at this place are layout
+        self._strips = reasoning == "open"  # blanks at this place are layout
 
     def push(self, text: str) -> tuple[str, str]:
         """The thoughts and the other text that more text completes."""

@@ -360,7 +360,7 @@ class Responder:
 def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:
     """The choices, and their details where there are any."""
     with_marks = bool(context.tool_format or context.reasoning)
-    table = vocabulary.table(skip_special=context.skip_special_tokens, with_marks=with_marks)
+    table = vocabulary.table(skip_special=context.skip_special_tokens, with_marks=with_marks, stops=context.stop)
     stops = stop.compiled(context.stop) if context.stop else None
     bare = set(context.bare_prompts) if vocabulary.strips_leading_space else ()
     names = TokenNames(vocabulary, table, as_ids=context.tokens_as_ids)

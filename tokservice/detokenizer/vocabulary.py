@@ -12,8 +12,8 @@ tokens depends on their neighbours.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,32 @@ class Vocabulary:
     visible_bytes: Sequence[bytes]  # the same, but special tokens are empty
     strips_leading_space: bool  # the decoder drops one blank that the tokenizer put before the whole text
     marked_bytes: Sequence[bytes] = ()  # as visible_bytes, but special tokens that are MARKS have their text
+    special_ids: Mapping[bytes, int] = field(default_factory=dict)  # by the text of special tokens
 
-    def table(self, *, skip_special: bool, with_marks: bool = False) -> Sequence[bytes]:
-        """Id -> bytes, with the special tokens or without; ``with_marks``: for a parser that looks for them."""
+    def table(self, *, skip_special: bool, with_marks: bool = False, stops: Iterable[str] = ()) -> Sequence[bytes]:
+        """Id -> bytes, with the special tokens or without; ``with_marks``: for a parser that looks for them.
+
+        ``stops``: stop strings, which are found where they are special tokens too.
+        """
         if not skip_special:
             return self.all_bytes
-        return self.marked_bytes if with_marks and self.marked_bytes else self.visible_bytes
+        table = self.marked_bytes if with_marks and self.marked_bytes else self.visible_bytes
+        texts = [text for text in map(str.encode, stops) if text in self.special_ids]
+        return Unhidden(table, {self.special_ids[text]: text for text in texts}) if texts else table
+
+
+class Unhidden(Sequence[bytes]):
+    """A table in which a few tokens have their text after all. No copy: it is made for a request."""
+
+    def __init__(self, table: Sequence[bytes], texts: Mapping[int, bytes]) -> None:
+        self._table = table
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, token_id: Any) -> Any:
+        return self._texts.get(token_id) or self._table[token_id]
 
 
 def load(model_dir: Path) -> Vocabulary:
@@ -73,7 +93,8 @@ def build(tokenizer: dict[str, Any]) -> Vocabulary:
         if token["special"]:
             visible_bytes[token["id"]] = b""
             marked_bytes[token["id"]] = all_bytes[token["id"]] if token["content"] in MARKS else b""
-    return Vocabulary(all_bytes, visible_bytes, strips_leading_space, marked_bytes)
+    special_ids = {all_bytes[token["id"]]: token["id"] for token in added if token["special"]}
+    return Vocabulary(all_bytes, visible_bytes, strips_leading_space, marked_bytes, special_ids)
 
 
 def _tokens(vocab: Any) -> dict[int, str]:

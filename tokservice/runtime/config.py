@@ -224,7 +224,7 @@ class RuntimeConfig:
     run_dir: str = ""  # empty: a new private folder; else one that is new, empty or of an earlier run
     transport: str = "ipc"  # between processes: sockets in run_dir; tcp: ports on 127.0.0.1, with CURVE keys
     log_level: str = "info"  # debug, info, warning, error
-    start_timeout_s: float = 120.0  # until every process is ready
+    start_timeout_s: float = 600.0  # until every process is ready; large models load for minutes
     drain_timeout_s: float = 30.0  # after SIGTERM, for running requests
     heartbeat_s: float = 0.5  # period of every process's heartbeat, and of the pages made from them
     stall_timeout_s: float = 5.0  # no heartbeat for so long: not ready
@@ -294,14 +294,16 @@ def load(path: Path) -> Config:
 
 
 def save(config: Config, path: Path) -> None:
-    """Write the resolved configuration, for the other processes to ``load``."""
-    path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    """Write the resolved configuration, for the other processes to ``load``. Raises ConfigError, as on a full disk."""
+    try:
+        path.write_text(json.dumps(dataclasses.asdict(config), indent=1))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _read_toml(file: Path) -> dict[str, dict[str, Any]]:
     try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -340,8 +342,15 @@ def _checked(name: str, kind: Any, value: Any) -> Any:
     if type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{name}: must be a finite number")
     if kind == tuple[str, ...] and type(value) is list and all(type(item) is str for item in value):
-        return tuple(value)
+        return tuple(_text(name, item) for item in value)
     if type(value) is kind:
-        return value
+        return _text(name, value) if kind is str else value
     expected = kind.__name__ if not isinstance(kind, types.GenericAlias) else "a list of strings"
     raise ConfigError(f"{name}: expected {expected}, got {value!r}")
+
+
+def _text(name: str, value: str) -> str:
+    """What a command line may hold beside text reaches no file, no message and no answer."""
+    is_text = value == value.encode(errors="ignore").decode() and "\0" not in value
+    _require(is_text, name, f"must be UTF-8 without NUL, not {value!r}")
+    return value

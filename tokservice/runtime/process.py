@@ -259,7 +259,7 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
         return code
     except (ConfigError, StartupError) as error:
         log.error("cannot start: %s", error)
-        (run_dir / f"{name.identity}.error").write_text(str(error))
+        (run_dir / f"{name.identity}.error").write_text(str(error), encoding="utf-8", errors="backslashreplace")
         return EXIT_CANNOT_START
     except Exception:
         log.exception("crashed")

@@ -98,7 +98,8 @@ class Supervisor:
                     self._start(child)
                 if not self._pump(self._everyone_is_ready, self._config.runtime.start_timeout_s):
                     waiting = ", ".join(child.identity for child in self.children if child.hello is None)
-                    raise StartupError(f"not ready within {self._config.runtime.start_timeout_s:g} s: {waiting}")
+                    limit_s = self._config.runtime.start_timeout_s
+                    raise StartupError(f"not ready within {limit_s:g} s (runtime.start_timeout_s): {waiting}")
                 if not self._num_signals:
                     self._phase = "ready"
                     self._publish(time.monotonic())
@@ -257,7 +258,7 @@ class Supervisor:
 
     def _reason(self, child: Child) -> str:
         try:
-            return (self._run_dir / f"{child.identity}.error").read_text()
+            return (self._run_dir / f"{child.identity}.error").read_text(encoding="utf-8")
         except OSError:
             return child.exit_text()
 

@@ -5,9 +5,12 @@ A message could not say it: it may still be in the process when the work kills i
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 MARK_BYTES = 512
 
@@ -18,8 +21,12 @@ class WorkMark:
     def __init__(self, run_dir: Path, identity: str) -> None:
         descriptor = os.open(_path(run_dir, identity), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, MARK_BYTES)
+            # Its place on the disk is taken now: where there was none later, writing to it would end the process.
+            os.posix_fallocate(descriptor, 0, MARK_BYTES)
             self._memory = mmap.mmap(descriptor, MARK_BYTES)
+        except OSError as error:  # the disk is full
+            log.warning("no mark will tell what this worker died over: %s", error)
+            self._memory = mmap.mmap(-1, MARK_BYTES)
         finally:
             os.close(descriptor)
 

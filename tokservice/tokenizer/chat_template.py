@@ -89,8 +89,12 @@ class ChatTemplate:
         self.knows_developer_role = "developer" in source
         self._wants_parts = False
         self._wants_parts = self._shows_parts_alone()
-        self.wants_arguments_as_text = self._fails_on_mapping()
+        form = self._form_of_calls()
+        self.shows_calls = form is not None or "tool_calls" in source
+        # The content of a message that calls tools and says nothing, and whether their arguments are JSON text.
+        self.silence, self.wants_arguments_as_text = form or ("", False)
         self.takes_late_system = self._shows_late_system()
+        self.shows_results = self.shows_calls or self._shows_results()
 
     def render(
         self,
@@ -101,12 +105,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. The contents of messages are texts. Raises RequestError (400) with the template's own
-        complaint.
+        """The prompt's text. The contents of messages are texts, or ``silence``. Raises RequestError (400) with the
+        template's own complaint.
         """
         variables = variables or {}
         if self._wants_parts:
-            messages = [{**message, "content": _parts(message["content"])} for message in messages]
+            messages = [{**message, "content": _parts(message["content"] or "")} for message in messages]
         if taken := self._reserved & variables.keys():
             raise RequestError(f"'{min(taken)}' cannot be set by a request.", param="chat_template_kwargs")
         try:
@@ -151,19 +155,36 @@ class ChatTemplate:
             shown.append("probe" in text)
         return shown == [False, True]
 
-    def _fails_on_mapping(self) -> bool:
-        """Whether the template concatenates the arguments of tool calls, and so needs them as JSON text."""
-        function = {"name": "probe", "arguments": {"key": "value"}}
-        call = {"id": "call00000", "type": "function", "function": function}
-        conversation: Messages = [
-            {"role": "user", "content": "probe"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
+    def _form_of_calls(self) -> tuple[str | None, bool] | None:
+        """How a message must be for its calls to be shown: the content of one that says nothing, and whether arguments
+        are JSON text; None: they are not shown in any form.
+
+        Some templates show calls only beside a content that is none, some put arguments between quotes as they are: of
+        a mapping Python's own form, or an error, would come of it.
+        """
+        for content in ("", None):
+            for arguments in ({"key": "value"}, '{"key": "value"}'):
+                function = {"name": "probe", "arguments": arguments}
+                call = {"id": "call00000", "type": "function", "function": function}
+                turns: Messages = [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": content, "tool_calls": [call]},
+                ]
+                try:
+                    text = self.render(turns, now=0, add_generation_prompt=False)
+                except RequestError:
+                    continue
+                if "key" in text and "value" in text and "'key'" not in text:
+                    return content, isinstance(arguments, str)
+        return None
+
+    def _shows_results(self) -> bool:
+        """Whether what a tool has said can be seen: some templates refuse its role, others leave it out."""
+        turns = [{"role": role, "content": f"a {role}"} for role in ("user", "assistant", "tool")]
         try:
-            self.render(conversation, now=0, add_generation_prompt=False)
-        except RequestError as error:
-            return isinstance(error.__cause__, TypeError)
-        return False
+            return turns[-1]["content"] in self.render(turns, now=0, add_generation_prompt=False)
+        except RequestError:
+            return False
 
     def _shows_late_system(self) -> bool:
         """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
@@ -188,7 +209,7 @@ def _probes(template: ChatTemplate) -> list[str]:
     assistant = {"role": "assistant", "content": "an answer", "reasoning_content": "a thought"}
     arguments: Any = '{"key": "value"}' if template.wants_arguments_as_text else {"key": "value"}
     call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    calling = {"role": "assistant", "content": template.silence, "tool_calls": [call]}
     result = {"role": "tool", "content": "a result", "tool_call_id": "call00000", "name": "probe"}
     parameters = {"type": "object", "properties": {"key": {"type": "string", "description": "a key"}}}
     tool = {"type": "function", "function": {"name": "probe", "description": "a tool", "parameters": parameters}}

@@ -18,19 +18,12 @@ from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
 from tokservice.tokenizer.custom_tools import arguments_of
 from tokservice.tokenizer.json_guard import check_depth
+from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
 TEXT_PART_FIELDS = {"type", "text", "cache_control", "prompt_cache_breakpoint"}  # the last two are the client's own
 NO_ARGUMENTS = ("", "null")  # models and clients write so that there are none
-
-TOOLS_PROMPT = """\
-You can call the functions that are described here, one in each line:
-{tools}
-To call one, answer with its name and its arguments as JSON, in this form and without any other text:
-<tool_call>
-{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
-</tool_call>"""
 
 
 def render(
@@ -48,8 +41,7 @@ def render(
     if not messages:
         raise _invalid("'messages' must not be empty.")
     conversation = [_plain(place, message, template) for place, message in enumerate(messages)]
-    if tools and not template.knows_tools:
-        conversation, tools = _with_tools(conversation, tools), None
+    conversation, tools = as_texts(conversation, tools, template)
     if not continue_final_message:
         add_generation_prompt = add_generation_prompt is None or add_generation_prompt
         return template.render(
@@ -62,6 +54,9 @@ def render(
     if messages[-1].role != "assistant":
         message = "'continue_final_message' needs a final message of the assistant."
         raise RequestError(message, param="continue_final_message", code="invalid_value")
+    if messages[-1].tool_calls:  # they end the message: what follows its text would be lost
+        message = "The final message calls tools, so it cannot be continued."
+        raise RequestError(message, param="continue_final_message", code="invalid_value")
     conversation[-1]["content"] += mark  # keeps the place, and blanks that the template would trim
     text = template.render(conversation, now=now, add_generation_prompt=False, variables=variables, tools=tools)
     prompt, found, _ = text.rpartition(mark)
@@ -71,24 +66,9 @@ def render(
     return prompt
 
 
-def _with_tools(conversation: list[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with its tools explained in the system message, for a template that knows none."""
-    listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    text = TOOLS_PROMPT.format(tools=listed)
-    conversation = [_calls_as_text(message) for message in conversation]
-    if conversation[0]["role"] == "system":
-        first = {**conversation[0], "content": f"{conversation[0]['content']}\n\n{text}"}
-        return [first, *conversation[1:]]
-    return [{"role": "system", "content": text}, *conversation]
-
-
-def _calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Earlier calls in the form that the prompt asks for; such a template would leave them out."""
-    if "tool_calls" not in message:
-        return message
-    calls = [call["function"] for call in message["tool_calls"]]
-    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
-    return {**message, "content": "\n".join(filter(None, [message["content"], *texts]))}
+def text_of(message: Message) -> str:
+    """The content of a message that ``render`` has taken."""
+    return _text(0, message.content)
 
 
 def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
@@ -99,6 +79,7 @@ def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, An
     optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
     plain |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
+        plain["content"] = plain["content"] or template.silence
         plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
     return plain
 

@@ -31,6 +31,7 @@ class Encoder:
         self._reference = self._backend if self._backend.name == "hf" else None  # loaded when a text needs it
         added = self._backend.added_tokens()
         self._size = max(choice.known.size, 1 + max(added, default=-1))
+        self._added_ids = {token.content: token_id for token_id, token in added.items()}
         self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._chars_per_token = choice.known.max_chars_per_token
         self.shadow_check: ShadowCheck | None = None
@@ -71,6 +72,10 @@ class Encoder:
     def token_strings(self, token_ids: Sequence[int]) -> list[str | None]:
         """The tokens as the vocabulary writes them."""
         return [self._backend.token(token_id) if token_id < self._size else None for token_id in token_ids]
+
+    def added_id(self, text: str) -> int | None:
+        """The id of an added token; None: no added token has this text."""
+        return self._added_ids.get(text)
 
     def is_bare(self, token_ids: Sequence[int]) -> bool:
         """Whether the tokens hold no text at all: special ones alone."""

@@ -28,6 +28,7 @@ from tokservice.wire.errors import RequestError
 BLANKS = r"[ \t]{1,80}|(\r?\n){1,2}[ \t]{0,80}"
 FEW_BLANKS = f'{{"x-guidance":{json.dumps({"whitespace_pattern": BLANKS})}'  # a schema's beginning, less its comma
 ANY_OBJECT = FEW_BLANKS + ',"type":"object"}'
+ANSWER = "response_format"  # the field whose guide is for what the model says, and not for its calls of tools
 MAX_GUIDE_BYTES = 32 * 1024
 MAX_GRAMMAR_SYMBOLS = 10_000  # a short schema can stand for a huge grammar; so many take some 0.1 s to compile
 MAX_SCHEMA_DEPTH = 64
@@ -162,7 +163,7 @@ def _structured_outputs(asked: StructuredOutputs) -> list[Guide]:
 
 
 def _response_format(asked: ResponseFormat) -> list[Guide]:
-    param = "response_format"
+    param = ANSWER
     if (asked.type == "json_schema") != (asked.json_schema is not None):
         raise _invalid("'response_format' has a 'json_schema' exactly if its type is json_schema.", param)
     if asked.type == "json_object":

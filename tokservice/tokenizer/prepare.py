@@ -29,6 +29,7 @@ from tokservice.protocol.requests import (
 from tokservice.protocol.responses_api_requests import ResponsesBody
 from tokservice.runtime.config import TokenizerConfig
 from tokservice.tokenizer import anthropic_chat, chat_template, conversation, responses_api_chat
+from tokservice.tokenizer.answer_or_calls import answer_or_calls
 from tokservice.tokenizer.bad_words import bad_words_ids
 from tokservice.tokenizer.encode import Encoder
 from tokservice.tokenizer.guides import Guide, guide_of
@@ -168,18 +169,16 @@ class Preparer:
         self._check_model(body.model)
         tools = tool_use(body, self._tool_format)
         guide = guide_of(body)
-        if guide and tools.guide:
-            message = f"'{guide.param}' and a 'tool_choice' that demands a call exclude each other."
-            raise RequestError(message, param=guide.param, code="invalid_value")
-        guide = guide or tools.guide
+        guide = answer_or_calls(guide, tools, self._encoder.added_id) if guide else tools.guide
         variables = with_effort(
             body.chat_template_kwargs, body.reasoning_effort, self._traits, param="reasoning_effort"
         )
         text = self._render(body.messages, body, now, tools, variables)
+        begun = conversation.text_of(body.messages[-1]) if body.continue_final_message else ""
         output = dataclasses.replace(
             output_of(body, body, limits),
             tools=tools,
-            reasoning=reasoning_of(self._reasoning_parser, text, is_guided=guide is not None),
+            reasoning=reasoning_of(self._reasoning_parser, text, begun, is_guided=guide is not None),
             extras=extras or Extras(),
         )
         return self._generate(

@@ -10,22 +10,25 @@ from typing import Any
 from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
 
-OPENING_TAG = "<think>"
+OPENING_TAG, CLOSING_TAG = "<think>", "</think>"
 EFFORT = "reasoning_effort"  # the variables by which chat templates know of effort,
 SWITCHES = frozenset({"enable_thinking", "thinking"})  # and of whether to think at all
 NO_EFFORT = "none"
 
 
-def reasoning_of(parser: str, prompt: str, *, is_guided: bool) -> str:
-    """``Context.reasoning`` for a rendered prompt. ``parser``: model.reasoning_parser.
+def reasoning_of(parser: str, prompt: str, begun: str, *, is_guided: bool) -> str:
+    """``Context.reasoning`` for a rendered prompt, and the beginning of the answer that it continues ("": none).
+    ``parser``: model.reasoning_parser.
 
-    Some templates open the thoughts themselves, so that the model writes the closing tag alone. A guided answer has
-    no thoughts.
+    Some templates open the thoughts themselves, so that the model writes the closing tag alone; so does a client that
+    has the model continue thoughts. A guided answer has no thoughts.
     """
     if not parser:
         return ""
     if prompt.rstrip().endswith(OPENING_TAG):
         return "" if is_guided else "open"
+    if begun.rfind(OPENING_TAG) > begun.rfind(CLOSING_TAG):
+        return "" if is_guided else "inside"
     return "tagged"
 
 

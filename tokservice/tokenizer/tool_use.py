@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from tokservice.protocol.requests import ChatBody
 from tokservice.protocol.tools import Function, NamedTool, Tool, ToolChoice, ToolDemand, ToolName, check_kind
@@ -19,8 +22,8 @@ from tokservice.wire.errors import RequestError
 FORMATS = ("hermes", "llama3_json", "mistral")  # of a model's own; see detokenizer.tool_parsers
 MAX_TOOLS = 128
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
-_DEFINITIONS = ("$defs", "definitions")
-_COMPACT = {"x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}}
+_ANY_OBJECT = {"type": "object"}
+COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models do
 
 
 class ToolUse(NamedTuple):
@@ -65,7 +68,8 @@ def tool_use(body: ChatBody, own_format: str) -> ToolUse:
     if isinstance(choice, ToolDemand):
         return _named(use, _find(_by_name(tools), _name(choice)))
     if choice == "required":
-        return use._replace(format="json_list", guide=_guide(_list_schema(tools, parallel=use.parallel)))
+        limit = {} if use.parallel else {"maxItems": 1}
+        return use._replace(format="json_list", guide=_guide(list(map(function_of, tools)), _list_schema, **limit))
     return use
 
 
@@ -124,7 +128,7 @@ def _named(use: ToolUse, tool: Tool) -> ToolUse:
     use = use._replace(names=(function.name,))
     if tool.custom and (guide := grammar_guide(tool.custom)):
         return use._replace(format="input", guide=checked(guide))
-    return use._replace(format="named", guide=_guide({"type": "object", **_COMPACT, **(function.parameters or {})}))
+    return use._replace(format="named", guide=_guide([function], _schema))
 
 
 def _plain(function: Function) -> dict[str, Any]:
@@ -133,35 +137,70 @@ def _plain(function: Function) -> dict[str, Any]:
     return {key: value for key, value in plain.items() if value is not None}
 
 
-def _list_schema(tools: list[Tool], *, parallel: bool) -> dict[str, Any]:
-    """A list of calls. References in a tool's schema start at the root, so definitions move there."""
-    definitions: dict[str, dict[str, Any]] = {}
+def _guide(functions: list[Function], schema_of: Callable[[list[Function]], dict[str, Any]], **more: Any) -> Guide:
+    """What calls of these functions must follow.
+
+    A schema that no grammar can say whole, or not at all, binds as far as it can: the other functions can be called all
+    the same. One that is ``strict`` binds, or is refused. Raises RequestError (400).
+    """
+    for function in functions:
+        if function.strict:
+            _checked(_schema([function]), lenient=False)
+    try:
+        return _checked(schema_of(functions) | more, lenient=True)
+    except RequestError:
+        bound = [function if function.strict or _binds(function) else _free(function) for function in functions]
+        if bound == functions:
+            raise
+    return _guide(bound, schema_of, **more)
+
+
+def _checked(schema: dict[str, Any], *, lenient: bool) -> Guide:
+    """``lenient``: keywords that no grammar can say do not count."""
+    style = {"x-guidance": {**COMPACT, "lenient": lenient}}
+    return checked(Guide("json_schema", json.dumps(style | schema, ensure_ascii=False), "tools"))
+
+
+def _binds(function: Function) -> bool:
+    """Whether its schema can be a guide, or binds nothing already."""
+    try:
+        return function.parameters == _ANY_OBJECT or bool(_checked(_schema([function]), lenient=True))
+    except RequestError:
+        return False
+
+
+def _free(function: Function) -> Function:
+    return replace(function, parameters=_ANY_OBJECT)
+
+
+def _schema(functions: list[Function]) -> dict[str, Any]:
+    """The arguments of one function."""
+    return _ANY_OBJECT | (functions[0].parameters or {})
+
+
+def _list_schema(functions: list[Function]) -> dict[str, Any]:
+    """A list of calls."""
     calls = []
-    for function in map(function_of, tools):
-        parameters = dict(function.parameters or {"type": "object"})
-        for key in _DEFINITIONS:
-            moved = parameters.pop(key, None)
-            if not isinstance(moved, dict):
-                continue
-            known = definitions.setdefault(key, {})
-            if any(name in known and known[name] != value for name, value in moved.items()):
-                raise _invalid("Two of the 'tools' define different schemas by the same name.", "tools")
-            known |= moved
+    for place, function in enumerate(functions):
+        parameters = _moved(_schema([function]), f"#/items/anyOf/{place}/properties/arguments")
+        parameters.pop("$id", None)  # by which its references would start elsewhere
         properties = {"name": {"const": function.name}, "arguments": parameters}
-        calls.append(
-            {
-                "type": "object",
-                "properties": properties,
-                "required": ["name", "arguments"],
-                "additionalProperties": False,
-            }
-        )
-    limit = {} if parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **limit, "items": {"anyOf": calls}, **definitions, **_COMPACT}
+        required = ["name", "arguments"]
+        calls.append({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    return {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
 
 
-def _guide(schema: dict[str, Any]) -> Guide:
-    return checked(Guide("json_schema", json.dumps(schema, ensure_ascii=False), "tools"))
+def _moved(part: Any, root: str) -> Any:
+    """A part of a schema whose references start at ``root``, where the schema is now."""
+    if isinstance(part, list):
+        return [_moved(item, root) for item in part]
+    if not isinstance(part, dict):
+        return part
+    moved = {key: _moved(value, root) for key, value in part.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = root + reference[1:]
+    return moved
 
 
 def _invalid(message: str, param: str) -> RequestError:

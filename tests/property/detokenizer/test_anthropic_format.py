@@ -32,7 +32,7 @@ finishes = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])
 shapes = st.fixed_dictionaries(
     {
         "tool_format": st.sampled_from(["", "hermes"]),
-        "reasoning": st.sampled_from(["", "tagged", "open"]),
+        "reasoning": st.sampled_from(["", "tagged", "open", "inside"]),
         "stop": st.sampled_from([(), ("stop", "b€")]),
         "omits_thoughts": st.booleans(),
         "more_fields": st.sampled_from([b"{}", b'{"context_management":{"applied_edits":[]}}']),

@@ -19,7 +19,7 @@ FRAGMENTS = [
 FORMATS = ["", "hermes", "llama3_json", "mistral", "json_list", "named", "input"]
 
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
-formats = st.sampled_from([(tool, reasoning) for tool in FORMATS for reasoning in ("", "tagged", "open")][1:])
+formats = st.sampled_from([(tool, reasoning) for tool in FORMATS for reasoning in ("", "tagged", "open", "inside")][1:])
 
 
 def parse(form: tuple[str, str], pieces: list[str]) -> Message:

@@ -41,7 +41,7 @@ def details(draw: st.DrawFn, num_prompts: int, route: Route) -> dict[str, Any]:
         more |= {"echo": draw(st.booleans()), "prompt_texts": (None,) * num_prompts}
     if route == Route.CHAT_COMPLETIONS:
         more["tool_format"] = draw(st.sampled_from(["", "hermes", "llama3_json", "mistral", "json_list", "named"]))
-        more |= {"tool_names": ("f",), "reasoning": draw(st.sampled_from(["", "tagged", "open"]))}
+        more |= {"tool_names": ("f",), "reasoning": draw(st.sampled_from(["", "tagged", "open", "inside"]))}
     return more
 
 

@@ -37,7 +37,7 @@ shapes = st.fixed_dictionaries({"stop": st.sampled_from([(), ("stop", "b€")])}
         st.fixed_dictionaries(
             {
                 "tool_format": st.sampled_from(["", "hermes"]),
-                "reasoning": st.sampled_from(["", "tagged", "open"]),
+                "reasoning": st.sampled_from(["", "tagged", "open", "inside"]),
                 "stop": st.just(shape["stop"]),
             }
         ),

@@ -75,12 +75,23 @@ def hermes(name: str, arguments: str) -> str:
         ("hermes", '<tool_call>{"name": "add", "arguments": nil}</tool_call>', "", [("add", "nil")]),
         ("hermes", '<tool_call>{"name": "add", "parameters": {"a": 1}, "arguments": {}}', "", [("add", '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "add", "id": 7, "arguments": {"a', "", [("add", '{"a')]),
+        (
+            "hermes",
+            '<tool_call>\n[{"name": "add", "arguments": {"a": 1}}, {"name": "add"}]\n</tool_call> x',
+            " x",
+            [("add", '{"a": 1}'), ("add", "{}")],
+        ),
+        ("hermes", hermes("add", '{"a": "b\n\\d\\\n\\n\t"}'), "", [("add", r'{"a": "b\n\\d\\\n\n\t"}')]),
+        ("hermes", hermes("add", '"{\\"a\\": \\"b\n\\"}"'), "", [("add", r'{"a": "b\n"}')]),
         ("hermes", "<tool_call>nonsense</tool_call> x", "<tool_call>nonsense</tool_call> x", []),
         ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
         ("hermes", '<tool_call>{"a": 1}</tool_call>', '<tool_call>{"a": 1}</tool_call>', []),
         ("hermes", "<tool_call>" + hermes("add", "{}"), "<tool_call>", [("add", "{}")]),
         ("hermes", "a < b and <tool_ca", "a < b and <tool_ca", []),
         ("hermes", '<tool_call>{"name": "add", "arguments": {"a": 1} oops', " oops", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}", "}") + " x", " x", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}", "}}}") + " x", " x", [("add", '{"a": 1}')]),
+        ("hermes", hermes("add", '{"a": 1}').replace("}}\n</tool_call>", "}}} x"), "} x", [("add", '{"a": 1}')]),
         ("llama3_json", '{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         ("llama3_json", '<|python_tag|>{"name": "add", "parameters": {"a": 1}}', "", [("add", '{"a": 1}')]),
         (
@@ -107,6 +118,7 @@ def hermes(name: str, arguments: str) -> str:
             [("get_weather", PARIS), ("add", '{"a": 1}')],
         ),
         ("mistral", '[TOOL_CALLS]add[CALL_ID]abc123[ARGS]{"a": 1}', "", [("add", '{"a": 1}')]),
+        ("mistral", '[TOOL_CALLS]add[ARGS]{"a":\n"b\n"}', "", [("add", '{"a":\n"b\\n"}')]),
         ("mistral", "[TOOL_CALLS] are written so", "[TOOL_CALLS] are written so", []),
         ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
         ("mistral", "[1] x [TOOL", "[1] x [TOOL", []),
@@ -125,7 +137,9 @@ def hermes(name: str, arguments: str) -> str:
 )
 def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple[str, str]], size: int) -> None:
     """For arguments that are null clients were sent the text "null", which they take for no object: langchain#33896.
-    Half of a surrogate pair, which no UTF-8 holds, ended the worker.
+    Half of a surrogate pair, which no UTF-8 holds, ended the worker. Line ends and backslashes that the model had not
+    escaped could not be read as JSON: kimi-cli#1378, hermes-agent#110436. Of a list only the first call was one.
+    Where a brace was missing or one too many, the closing mark was text: of the kind of hermes-agent#5315.
     """
     assert parse(text, tool_format, size=size) == ("", content, calls)
 
@@ -156,6 +170,7 @@ def test_only_the_first_call_where_calls_in_parallel_are_not_wanted() -> None:
         ("tagged", "<think>never ends </th", "never ends </th", ""),
         ("open", "hm</think>\nYes.", "hm", "Yes."),
         ("open", "\nhm", "hm", ""),
+        ("inside", " so </think>\n\nYes.", " so ", "Yes."),
         ("tagged", "", "", ""),
     ],
 )

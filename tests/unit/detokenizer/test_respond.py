@@ -20,7 +20,7 @@ from tokservice.wire.messages import FinishReason, Route
 RUNNING, STOP, LENGTH = FinishReason.RUNNING, FinishReason.STOP, FinishReason.LENGTH
 A, B, C, EOS, EURO_1, EURO_2, LINES, SPACED = range(8)
 WORDS = [b"a", b"b", b"c", b"<eos>", b"\xe2\x82", b"\xac", "\u2028\u2029\x85\r\n\x0b".encode(), b" in the"]
-VOCABULARY = Vocabulary(WORDS, [*WORDS[:3], b"", *WORDS[4:]], strips_leading_space=True)
+VOCABULARY = Vocabulary(WORDS, [*WORDS[:3], b"", *WORDS[4:]], strips_leading_space=True, special_ids={WORDS[EOS]: EOS})
 
 MESSAGE: dict[str, Any] = {"role": "assistant", "refusal": None, "annotations": []}
 FINGERPRINT = f"tokservice-{__version__}"
@@ -54,6 +54,19 @@ def test_completion_stream() -> None:
         {"index": 0, "text": "a", "logprobs": None, "finish_reason": None},
         {"index": 0, "text": "b", "logprobs": None, "finish_reason": "length"},
     ]
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+@pytest.mark.parametrize("finish", [RUNNING, STOP])
+def test_a_stop_string_may_be_a_special_token(finish: FinishReason, include_stop: bool) -> None:
+    """Its text is hidden, and so answers went on to the limit: vllm#2123, koboldcpp#791, tinker-feedback#90."""
+    made = responder(stop=("<eos>",), include_stop=include_stop, route=Route.MESSAGES, stream=False)
+    assert made.feed(0, [A, B], RUNNING).finish_reason == RUNNING
+    fed = made.feed(0, [EOS, C] if finish == RUNNING else [EOS], finish)
+    assert (fed.num_consumed, fed.finish_reason) == (1, STOP)
+    answer = json.loads(bytes(fed.data))
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "<eos>")
+    assert answer["content"][0]["text"] == ("ab<eos>" if include_stop else "ab")
 
 
 def test_an_empty_chat_answer_still_names_its_role() -> None:

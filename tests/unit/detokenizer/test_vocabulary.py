@@ -49,6 +49,11 @@ def test_special_tokens_are_invisible_and_added_ones_are_not() -> None:
         assert table.all_bytes[token_id] == name.encode()
     for name in ("<think>", "two words"):
         assert table.visible_bytes[id_of(tokenizer, name)] == name.encode()
+    ended = table.table(skip_special=True, stops=["<|im_end|>", "<think>", "x"])
+    assert len(ended) == len(table.visible_bytes)
+    assert [place for place, seen in enumerate(ended) if seen != table.visible_bytes[place]] == [
+        id_of(tokenizer, "<|im_end|>")
+    ]
 
 
 @pytest.mark.parametrize("decoder", [None, decoders.WordPiece(), decoders.CTC(), decoders.BPEDecoder()])

@@ -42,6 +42,20 @@ def test_eos_ids_of_both_files_that_the_vocabulary_has(
     assert build_core(SIMULATED, tmp_path).limits.eos_token_ids == ids
 
 
+@pytest.mark.parametrize("eos", ["<end>", {"content": "<end>"}, "b", "<other>", None])
+def test_the_tokenizers_eos_ends_a_sequence_too(tmp_path: Path, eos: object) -> None:
+    """Models tuned for chats name the end of a turn there alone, and answers went on to the limit: mlx-vlm#2112,
+    Qwen3#927.
+    """
+    write(tmp_path, "config.json", {"vocab_size": 500, "eos_token_id": 7})
+    write(tmp_path, "tokenizer_config.json", {"eos_token": eos})
+    added = [{"id": 12, "content": "<end>"}]
+    write(tmp_path, "tokenizer.json", {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": added})
+    named = {"<end>": {12}, "b": {10}}.get(eos["content"] if isinstance(eos, dict) else str(eos), set())
+    assert set(eos_token_ids(tmp_path, 500)) == {7} | named
+    assert eos_token_ids(tmp_path, 9) == (7,)
+
+
 def test_vocabulary_of_a_tokenizer_alone(tmp_path: Path) -> None:
     added = [{"id": 12, "content": "<end>"}]
     write(tmp_path, "tokenizer.json", {"model": {"vocab": {"a": 0, "b": 10}}, "added_tokens": added})

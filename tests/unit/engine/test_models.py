@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.model_files import read_json
 from engine.torch_core.attention import CpuAttention
@@ -275,6 +276,9 @@ def test_stretched_positions_lengthen_the_context(rope: dict[str, Any], max_posi
         ({"rope_scaling": {"rope_type": "linear"}, "rope_parameters": None}, "lacks the key 'factor'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"num_hidden_layers": 3}, r"lack the tensor model\.layers\.2\."),
+        # Ids that the embeddings do not have ended the engine.
+        ({"vocab_size": 300}, r"embed_tokens\.weight is \(256, 64\), by config\.json it would be \(300, 64\)"),
+        ({"num_key_value_heads": 1}, r"k_proj\.weight is \(32, 64\)"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -285,6 +289,17 @@ def test_start_up_faults_are_one_clear_line(tmp_path: Path, changes: dict[str, A
     with pytest.raises(StartupError, match=message) as caught:
         make_engine(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.int8])
+def test_quantized_checkpoints_are_refused(tmp_path: Path, kind: torch.dtype) -> None:
+    """Their weights without the scales make noise, and nobody says why."""
+    tensors = save_tiny_model("llama3", tmp_path) / "model.safetensors"
+    weights = load_file(tensors)
+    name = "model.layers.1.mlp.up_proj.weight"
+    save_file(weights | {name: weights[name].to(kind), f"{name}_scale_inv": torch.ones(1)}, tensors)
+    with pytest.raises(StartupError, match=f"{name} is .*: this engine reads no quantized checkpoints"):
+        make_engine(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

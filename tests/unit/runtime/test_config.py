@@ -60,6 +60,11 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert load(tmp_path / "config.json") == changed != Config()
 
 
+def test_a_place_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(ConfigError, match="cannot write /dev/full: No space left on device"):
+        save(Config(), Path("/dev/full"))
+
+
 def test_file_then_settings_then_flags(tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("[api]\nport = 1\nhost = 'a'\nprocesses = 2\n")
@@ -122,6 +127,8 @@ def test_settings_from_the_command_line(setting: str, value: Any) -> None:
         ("runtime.stall_timeout_s=0.1", "runtime.stall_timeout_s: must be above runtime.heartbeat_s"),
         ("model.served_name=7", "model.served_name: expected str, got 7"),
         ("model.path=", "model.path: must not be empty"),
+        ("model.served_name=\udcff", "model.served_name: must be UTF-8 without NUL"),  # bytes of a command line
+        ('api.host="a\\u0000"', "api.host: must be UTF-8 without NUL"),
         ("model.dtype=int8", "model.dtype: must be one of auto, float32"),
         ("engine.kind=magic", "engine.kind: must be torch or simulated"),
         ("tokenizer.workers=0", "tokenizer.workers: must be between 1 and 64"),
@@ -141,6 +148,12 @@ def test_a_value_where_a_section_should_be(tmp_path: Path) -> None:
     for settings in ([], ["api.port=1"]):
         with pytest.raises(ConfigError, match="api: must be a section, not a value"):
             resolve(file, settings)
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_bytes(b"\xef\xbb\xbf[api]\r\nport = 3\r\n")
+    assert resolve(file).api.port == 3
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -45,3 +45,14 @@ def test_the_file_is_private(tmp_path: Path) -> None:
     WorkMark(tmp_path, "tokenizer.0.1")
     (path,) = tmp_path.iterdir()
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_full_disk_ends_no_worker(tmp_path: Path) -> None:
+    """The first mark was a write to a mapped hole in the file: no room for it is SIGBUS, and the next worker's too."""
+    kept = WorkMark(tmp_path, "tokenizer.0.1")
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_blocks > 0, "a hole, which the disk may have no room for later"
+    kept.set(encode_mark("b", 1))
+    full = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))"
+    command = [sys.executable, "-c", full + WRITER.replace("signal.pause()", ""), str(tmp_path)]
+    subprocess.run(command, capture_output=True, check=True)

@@ -145,6 +145,26 @@ def test_tool_arguments_take_the_form_that_the_template_needs(arguments: Any) ->
     assert render(calls(arguments), concatenates) == 'f{"k": "v"}'
 
 
+def test_arguments_that_are_written_as_they_are_are_json() -> None:
+    """In the form of Python, of which single quotes are the sign, they are no JSON (as in a template of Phi-4-mini)."""
+    prints = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}({{ c.function.arguments }})"), {})
+    assert render(calls({"k": "v"}), prints) == 'f({"k": "v"})'
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_calls_that_are_shown_beside_no_content_alone(content: Any) -> None:
+    """The templates of DeepSeek V3 and R1 left them out where the content was an empty text."""
+    shows = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}{% for c in m.tool_calls %}"
+        "{{ c.function.name + c.function.arguments }}{% endfor %}{% elif m.role == 'assistant' %}{{ m.content }}"
+        "{% endif %}{% endfor %}",
+        {},
+    )
+    messages = calls({"k": "v"})
+    messages[1]["content"] = content
+    assert render(messages, shows) == 'f{"k": "v"}'
+
+
 @pytest.mark.parametrize("arguments", ["", " ", "null", "{}", None, {}])
 def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
     """A call without arguments, sent back, was refused, or reached the template as none: vllm#43851, vllm#19419."""
@@ -156,6 +176,33 @@ def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
 def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
     """Nesting inside the string is bounded like that of the body: Rapid-MLX#798."""
     assert refused(calls(arguments)).param == "messages"
+
+
+ROLES = ChatTemplate(  # knows these roles alone, and nothing of tools
+    "{% for m in messages %}{% if m.role in ('system', 'user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}",
+    {},
+)
+
+
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+def test_calls_and_results_are_seen_where_the_template_knows_no_tools(tools: Any) -> None:
+    """They were left out without a sign, at least in a last turn without tools, or with tool_choice "none"."""
+    results = [{"role": "tool", "tool_call_id": "1", "content": text} for text in ("one", "two")]
+    messages = [*calls({"k": "v"}), *results, {"role": "assistant", "content": "so"}]
+    call = '<tool_call>\n{"name": "f", "arguments": {"k": "v"}}\n</tool_call>'
+    said = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>"
+    assert render(messages, ROLES, tools=tools).endswith(f"<user>x<assistant>{call}<user>{said}<assistant>so")
+    assert call in render(messages, tools=tools)  # this one shows any role
+    assert "<|im_start|>tool\none" in render(messages, tools=tools)
+
+
+def test_a_template_that_shows_calls_gets_them() -> None:
+    """Unless the model is told of tools in words, and so of another form."""
+    shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}") + "{{ messages[-1].content }}", {})
+    assert render(calls({}), shows) == "f"
+    told = render(calls({}), shows, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert told.startswith("<tool_call>")
 
 
 def test_copies_of_our_own_answers_are_accepted() -> None:
@@ -186,4 +233,5 @@ def test_contradictory_continuations_are_refused() -> None:
     both = refused(assistant, continue_final_message=True, add_generation_prompt=True)
     user = refused(assistant[:1], continue_final_message=True)
     hidden = refused(assistant, ChatTemplate("{{ messages[0].content }}", {}), continue_final_message=True)
-    assert {both.param, user.param, hidden.param} == {"continue_final_message"}
+    calling = refused(calls({}), continue_final_message=True)  # what followed the text, the calls, was lost
+    assert {both.param, user.param, hidden.param, calling.param} == {"continue_final_message"}

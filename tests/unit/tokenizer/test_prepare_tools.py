@@ -29,9 +29,12 @@ def test_tools_are_shown_even_where_the_template_knows_none(tmp_path: Path) -> N
     assert prepared(preparer, **CHAT, tools=[TOOL], tool_choice="none").prompts == prepared(preparer, **CHAT).prompts
 
 
-def test_a_demanded_call_and_a_response_format_exclude_each_other(preparer: Preparer) -> None:
-    body = CHAT | {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}}
-    assert refused(preparer, body).param == "response_format"
+def test_a_demanded_call_and_a_guide_exclude_each_other(preparer: Preparer) -> None:
+    """But not a response format, which agents ask for in each request: it is for what the model says."""
+    body = CHAT | {"tools": [TOOL], "tool_choice": "required", "truncate_prompt_tokens": 50}
+    assert refused(preparer, body | {"guided_regex": "a"}).param == "guided_regex"
+    form = {"response_format": {"type": "json_object"}}
+    assert prepared(preparer, **body, **form).sampling.guide == prepared(preparer, **body).sampling.guide
 
 
 def test_reasoning_by_option(tmp_path: Path) -> None:

@@ -2,12 +2,30 @@ from __future__ import annotations
 
 import pytest
 
-from tokservice.tokenizer.reasoning import thinking_variables, with_effort
+from tokservice.tokenizer.reasoning import reasoning_of, thinking_variables, with_effort
 from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
 
 KNOWS = Traits(frozenset({"reasoning_effort", "enable_thinking", "thinking"}), tells_thoughts=True)
 SWITCH = Traits(frozenset({"enable_thinking"}), tells_thoughts=True)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "begun", "expected"),
+    [
+        ("x", "", "tagged"),
+        ("x<think>\n", "", "open"),
+        ("x<think>\n", "<think>\n", "open"),
+        ("x<think>so", "<think>so", "inside"),
+        ("x<think>so</think>yes", "<think>so</think>yes", "tagged"),
+        ("what is <think>? yes", "yes", "tagged"),
+    ],
+)
+def test_thoughts_that_a_client_has_begun_go_on(prompt: str, begun: str, expected: str) -> None:
+    """The rest of them, and their closing tag, came as the answer's text: of the kind of dynamo#13841."""
+    assert reasoning_of("think", prompt, begun, is_guided=False) == expected
+    assert reasoning_of("", prompt, begun, is_guided=False) == ""
+    assert (reasoning_of("think", prompt, begun, is_guided=True) == "") is (expected != "tagged")
 
 
 def test_thoughts_are_turned_on_and_off_by_the_names_that_the_template_reads() -> None:

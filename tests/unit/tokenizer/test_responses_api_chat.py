@@ -231,7 +231,7 @@ def test_a_prepared_request(preparer: Preparer) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "web_search"}}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text"),
+        ({"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text"),
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "x"}}}}, "text"),
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "x"}, "text"),

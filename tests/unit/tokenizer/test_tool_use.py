@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tokservice.protocol.requests import ChatBody
+from tokservice.tokenizer.guides import Guide
 from tokservice.tokenizer.tool_use import ToolUse, format_of, tool_use
 from tokservice.wire.errors import RequestError
 
@@ -51,12 +52,11 @@ def test_without_a_use_tools_are_not_shown() -> None:
     assert use(WEATHER, tool_choice="none") == use() == use(tool_choice="auto") == ToolUse()
 
 
-def test_a_demanded_call_is_guided_and_definitions_move_to_the_root() -> None:
+def test_a_demanded_call_is_guided() -> None:
     found = use(WEATHER, NOW, tool_choice="required")
     assert found.format == "json_list"
     assert found.guide is not None
     schema = json.loads(found.guide.text)
-    assert schema["$defs"] == {"City": {"type": "string"}}
     names = [call["properties"]["name"]["const"] for call in schema["items"]["anyOf"]]
     assert names == ["get_weather", "now"]
     assert "maxItems" not in schema
@@ -150,10 +150,55 @@ def test_a_choice_of_what_is_not_there_is_refused(choice: Any) -> None:
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
 
 
-def test_definitions_that_differ_are_refused() -> None:
-    other = {"name": "other", "parameters": {"type": "object", "$defs": {"City": {"type": "integer"}}}}
-    with pytest.raises(RequestError, match="by the same name"):
-        use(WEATHER, other, tool_choice="required")
+def follows(guide: Guide | None, text: str) -> bool:
+    """Whether an output can be this text."""
+    assert guide is not None
+    matcher = llguidance.LLMatcher(
+        llguidance.LLTokenizer("byte"), llguidance.LLMatcher.grammar_from_json_schema(guide.text)
+    )
+    return matcher.try_consume_tokens(list(text.encode())) == len(text) and matcher.is_accepting()
+
+
+def call(name: str, arguments: str) -> str:
+    return f'[{{"name": "{name}", "arguments": {arguments}}}]'
+
+
+def test_references_stay_within_their_tool() -> None:
+    """Definitions of two tools by the same name were refused."""
+    schema = {"properties": {"city": {"$ref": "#/$defs/City"}, "more": {"$ref": "#"}}, "required": ["city"], "$id": "x"}
+    other = {"name": "other", "parameters": schema | {"$defs": {"City": {"type": "integer"}}}}
+    guide = use(WEATHER, other, tool_choice="required").guide
+    assert follows(guide, call("get_weather", '{"city": "Rome"}'))
+    assert follows(guide, call("other", '{"city": 1, "more": {"city": 2}}'))
+    assert not follows(guide, call("other", '{"city": "Rome"}'))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"not": {"type": "string"}},
+        {"type": "array", "uniqueItems": True},
+        {"type": "string", "format": "file-path"},
+        {"oneOf": [{"type": "integer"}, {"type": "number"}]},
+        {"type": "string", "pattern": "^(?!a)b"},
+        {"type": "any"},
+        {"$ref": "https://example.org/schema.json"},
+    ],
+)
+def test_a_schema_that_cannot_bind_leaves_the_other_tools_alone(odd: dict[str, Any]) -> None:
+    """One keyword that grammars do not know broke every demanded call: vllm#16880, of the kind of llama.cpp#25923."""
+    parameters = {"type": "object", "properties": {"a": odd}, "required": ["a"]}
+    tool = {"name": "odd", "parameters": parameters}
+    guide = use(WEATHER, tool, tool_choice="required").guide
+    assert follows(guide, call("get_weather", '{"city": "Rome"}'))
+    assert not follows(guide, call("get_weather", '{"city": 1}'))
+    assert any(follows(guide, call("odd", f'{{"a": {value}}}')) for value in ('"b"', '["b"]', "1"))
+    named = {"type": "function", "function": {"name": "odd"}}
+    assert use(WEATHER, tool, tool_choice=named).guide is not None
+    for choice in ("required", named):
+        with pytest.raises(RequestError) as caught:
+            use(WEATHER, tool | {"strict": True}, tool_choice=choice)
+        assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize(

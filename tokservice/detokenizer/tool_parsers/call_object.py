@@ -1,14 +1,15 @@
 """Reads one tool call that is written as a JSON object, and passes its arguments on as they come.
 
 Detokenizer worker; pure. The object has a "name", and "arguments" or "parameters", in any order; other keys are read
-over, and so are further arguments. Arguments that are a string hold the JSON text themselves; null is none.
+over, and so are further arguments. Arguments that are a string hold the JSON text themselves; null is none. What their
+strings have to escape is escaped where the model has not done so.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from tokservice.detokenizer.tool_parsers.json_scan import JsonScanner
+from tokservice.detokenizer.tool_parsers.json_scan import JsonScanner, strict
 from tokservice.detokenizer.tool_parsers.json_string import string_value
 
 ARGUMENT_KEYS = ("arguments", "parameters")
@@ -79,7 +80,7 @@ class CallObject:
 
     def _take_key(self, character: str) -> None:
         self._scanner.take(character)
-        self._value.append(character)
+        self._value.append(self._scanner.written)
         if len(self._value) > MAX_NAME_CHARS:
             self._at = _At.BROKEN
         elif self._scanner.done:
@@ -93,17 +94,17 @@ class CallObject:
             self._at = _At.BROKEN
             return True
         if belongs:
-            self._keep(character)
+            self._keep(self._scanner.written)
         if self._scanner.done and not self.is_broken:
             self._end_value()
         return belongs or not self._scanner.done
 
-    def _keep(self, character: str) -> None:
-        self._first = self._first or character
+    def _keep(self, written: str) -> None:
+        self._first = self._first or written
         if self._is_arguments:
-            (self._value if self._first in '"n' else self.arguments).append(character)
+            (self._value if self._first in '"n' else self.arguments).append(written)
         elif self._key == "name":
-            self._value.append(character)
+            self._value.append(written)
             if len(self._value) > MAX_NAME_CHARS:
                 self._at = _At.BROKEN
 
@@ -118,4 +119,4 @@ class CallObject:
             self._is_argued = value != "null"
             text = string_value(value) if self._first == '"' else value
             if text and self._is_argued:
-                self.arguments.append(text)
+                self.arguments.append(strict(text))

@@ -1,7 +1,14 @@
-"""Finds the end of a JSON value in a text that comes piece by piece, without parsing it. Detokenizer worker; pure."""
+"""Finds the end of a JSON value in a text that comes piece by piece, without parsing it. Detokenizer worker; pure.
+
+Models write line ends and backslashes of code into strings as they are, which clients cannot read: ``written`` says
+them as JSON has them.
+"""
 
 from __future__ import annotations
 
+import json
+
+_ESCAPABLE = frozenset('"\\/bfnrtu')
 _OPENING, _CLOSING = frozenset("{["), frozenset("}]")
 _SCALAR_ENDS = frozenset(",}] \t\r\n")
 _SCALAR = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -10,7 +17,7 @@ _SCALAR = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRST
 class JsonScanner:
     """Reads one value from its first character on."""
 
-    __slots__ = ("_depth", "_escaped", "_in_string", "_started", "broken", "done")
+    __slots__ = ("_depth", "_escaped", "_in_string", "_started", "broken", "done", "written")
 
     def __init__(self) -> None:
         self._depth = 0
@@ -19,9 +26,11 @@ class JsonScanner:
         self._started = False
         self.done = False
         self.broken = False
+        self.written = ""  # the last character that belonged to the value
 
     def take(self, character: str) -> bool:
         """Read one more character; whether it belongs to the value. False also ends a number or a word."""
+        self.written = character
         if self._in_string:
             self._take_in_string(character)
             return True
@@ -43,10 +52,24 @@ class JsonScanner:
         return True
 
     def _take_in_string(self, character: str) -> None:
+        if character < " ":
+            self.written = json.dumps(character)[1:-1]
         if self._escaped:
             self._escaped = False
+            if character not in _ESCAPABLE:  # the backslash stands for itself
+                self.written = "\\" + self.written
         elif character == "\\":
             self._escaped = True
         elif character == '"':
             self._in_string = False
             self.done = self._depth == 0
+
+
+def strict(text: str) -> str:
+    """A JSON value with all of its strings as JSON has them."""
+    scanner = JsonScanner()
+    written = []
+    for character in text:
+        scanner.take(character)
+        written.append(scanner.written)
+    return "".join(written)

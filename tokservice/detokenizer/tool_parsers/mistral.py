@@ -46,14 +46,16 @@ class MistralParser(ToolParser):
         return True
 
     def _read_arguments(self) -> bool:
+        written = []
         for place, character in enumerate(self._text):
             self._scanner.take(character)
+            written.append(self._scanner.written)
             if self._scanner.done:
-                self._argue(self._text[: place + 1])
+                self._argue("".join(written))
                 self._text = self._text[place + 1 :]
                 self._end_call()
                 self._state = self._after_object
                 return True
-        self._argue(self._text)
+        self._argue("".join(written))
         self._text = ""
         return False

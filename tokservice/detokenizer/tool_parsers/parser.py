@@ -125,16 +125,21 @@ class ToolParser:
             self._gap.append(self._text)
             self._text = ""
             return False
+        if self.closing and rest[0] == "}" and len(rest) <= MAX_REREAD_CHARS:
+            inner = rest[1:].lstrip()  # one too many, as models write: it counts only if no closing mark follows
+            rest = inner if inner.startswith(self.closing) or self.closing.startswith(inner) else rest
         if self.closing and self.closing.startswith(rest) and rest != self.closing:
             return False  # it may still become the closing mark
         self._text, self._gap = "".join([*self._gap, self._text]), []
-        if self.closing:
-            self._text = rest.removeprefix(self.closing) if rest.startswith(self.closing) else self._text
-        elif self._in_list and rest[0] == "]":
+        if self._in_list and rest[0] == "]":
             self._text, self._in_list = rest[1:], False
-        elif rest[0] in self.separators:
+            if self.closing:
+                return True
+        elif rest[0] in self.separators and (self._in_list or not self.closing):
             self._opening, self._text, self._state = [rest[0]], rest[1:], self._read_start
             return True
+        elif self.closing and rest.startswith(self.closing):
+            self._text = rest.removeprefix(self.closing)
         self._in_list = False
         self._state = self._read_text if self.mark else self._read_rest
         return True
@@ -179,8 +184,10 @@ class ToolParser:
             self._unsaid = [last]  # a mark may begin with it
         self._text = "".join([*self._unsaid, self._text])
         self._num_calls += self._has_begun
-        self._has_begun, self._opening, self._unsaid, self._in_list = False, [], [], False
         self._state = self._read_text if self.mark else self._read_rest
+        if self._has_begun and self.closing:  # only its last brace may be missing
+            self._state = self._after_object
+        self._has_begun, self._opening, self._unsaid, self._in_list = False, [], [], False
 
     def _say(self, text: str) -> None:
         if self._is_fresh and not text.strip():

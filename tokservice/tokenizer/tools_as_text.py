@@ -1,0 +1,72 @@
+"""Tools for chat templates that know none: what they can do, calls and results as texts, in the form of Hermes.
+
+Tokenizer worker; pure. Whatever a template would leave out without a sign is said in a way that it shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokservice.tokenizer.chat_template import ChatTemplate, Messages
+
+TOOLS_PROMPT = """\
+You can call the functions that are described here, one in each line:
+{tools}
+To call one, answer with its name and its arguments as JSON, in this form and without any other text:
+<tool_call>
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
+
+
+def as_texts(
+    conversation: list[dict[str, Any]], tools: Messages | None, template: ChatTemplate
+) -> tuple[list[dict[str, Any]], Messages | None]:
+    """A conversation and its tools as far as the template shows them; the rest has become text.
+
+    Earlier calls and results count without tools too: clients leave those out, or ask for no call, in a last turn.
+    """
+    is_prompted = bool(tools) and not template.knows_tools
+    if is_prompted or not template.shows_calls:
+        conversation = list(map(_with_calls_as_text, conversation))
+    if not template.shows_results:
+        conversation = _with_results_as_text(conversation)
+    if tools and is_prompted:
+        return _with_tools_prompt(conversation, tools), None
+    return conversation, tools
+
+
+def _with_tools_prompt(conversation: Sequence[dict[str, Any]], tools: Messages) -> list[dict[str, Any]]:
+    """The tools explained in the system message."""
+    text = TOOLS_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if conversation[0]["role"] == "system":
+        first = {**conversation[0], "content": f"{conversation[0]['content']}\n\n{text}"}
+        return [first, *conversation[1:]]
+    return [{"role": "system", "content": text}, *conversation]
+
+
+def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    """In the form that the prompt asks for."""
+    if "tool_calls" not in message:
+        return message
+    calls = [call["function"] for call in message["tool_calls"]]
+    texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
+    content = "\n".join(filter(None, [message["content"], *texts]))
+    return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+
+
+def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results in a row are one message of the user, as where models of this form were trained."""
+    result: list[dict[str, Any]] = []
+    is_result = False
+    for message in conversation:
+        follows, is_result = is_result, message["role"] == "tool"
+        if not is_result:
+            result.append(message)
+            continue
+        text = f"<tool_response>\n{message['content']}\n</tool_response>"
+        if follows:
+            text = f"{result.pop()['content']}\n{text}"
+        result.append({"role": "user", "content": text})
+    return result

@@ -11,11 +11,10 @@ from collections.abc import Callable
 
 from engine.torch_core.kernels.language import Address, compiled, floats, scratch
 from engine.torch_core.kernels.layout import GROUP, GROUP_BYTES, PANEL
-from engine.torch_core.kernels.linear import AHEAD, gate, store
+from engine.torch_core.kernels.linear import AHEAD, MOST_ROWS, gate, store
 from engine.torch_core.kernels.products import block, widening
 
 DEPTH = 8 * GROUP  # rows of a panel that are float32 at a time
-MOST_ROWS = 96  # whose sums are kept meanwhile
 
 _widen = widening(PANEL)
 

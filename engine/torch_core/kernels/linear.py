@@ -16,6 +16,8 @@ from engine.torch_core.kernels.rows import silu
 
 AHEAD = 2**18  # bytes at most to what is fetched: it stays in a core's second cache until then
 HALF = PANEL // 2
+MOST_ROWS = 96  # that one call of ``gate`` finishes at most
+GATES_BYTES = MOST_ROWS * HALF * 4
 
 
 @compiled
@@ -31,11 +33,19 @@ def store(count: int, num_panels: int, panel: int, row: int, sums: Address, outp
 @compiled
 def gate(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
     """output (num_rows, 8 num_panels) = silu(gates) * ups: sums (count, 2, 8), of both."""
+    gates_at, ups_at = scratch(GATES_BYTES), scratch(GATES_BYTES)
+    gates, ups = floats(gates_at, (count * HALF,)), floats(ups_at, (count * HALF,))
     for i in range(count):
         gates_and_ups = floats(sums + i * PANEL * 4, (2, HALF))
+        for j in range(HALF):
+            gates[i * HALF + j] = gates_and_ups[0, j]
+            ups[i * HALF + j] = gates_and_ups[1, j]
+    for i in range(count * HALF):  # of a loop over 8 columns the compiler makes no vectors
+        gates[i] = silu(gates[i]) * ups[i]
+    for i in range(count):
         result = floats(output + ((row + i) * num_panels + panel) * HALF * 4, (HALF,))
         for j in range(HALF):
-            result[j] = silu(gates_and_ups[0, j]) * gates_and_ups[1, j]
+            result[j] = gates[i * HALF + j]
 
 
 def _kernel(dtype: str, finish: Callable[..., None]) -> Callable[..., None]:

@@ -31,7 +31,6 @@ from engine.core import EngineCore, EngineRequest
 from engine.load import build_core
 from engine.torch_core.batch import build_batch
 from engine.torch_core.kernels.layout import GROUP
-from engine.torch_core.kernels.layout import GROUP
 from engine.torch_core.request import sequences_of
 from engine.torch_core.scheduler import Chunk
 from tokservice.models.default_model import ensure_default_model

@@ -201,6 +201,18 @@ def test_a_schema_that_cannot_bind_leaves_the_other_tools_alone(odd: dict[str, A
         assert caught.value.param == "tools"
 
 
+def test_the_time_to_check_many_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they have no grammar, and each of them takes long."""
+    monkeypatch.setattr("tokservice.tokenizer.tool_use.MAX_CHECK_S", 0.1)
+    number = {"type": "integer", "multipleOf": 49999}
+    odd = [{"name": f"f{place}", "parameters": {"properties": {"a": number}}} for place in range(3)]
+    other = {"name": "g", "parameters": {"properties": {"a": {"type": "integer", "multipleOf": 7}}}}
+    with pytest.raises(RequestError, match="takes more than 0.1 s") as caught:
+        use(*odd, other, tool_choice="required")
+    assert caught.value.param == "tools"
+    assert use(NOW, tool_choice="required").guide  # the limit is over
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

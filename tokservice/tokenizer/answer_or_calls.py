@@ -57,4 +57,3 @@ def answer_or_calls(answer: Guide, tools: ToolUse, added_id: Callable[[str], int
 def _call(names: tuple[str, ...], arguments: str) -> dict[str, Any]:
     properties = {"name": {"enum": list(names)}, arguments: {"type": "object"}}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-

@@ -207,7 +207,7 @@ def test_the_time_to_check_many_schemas_is_bounded(monkeypatch: pytest.MonkeyPat
     number = {"type": "integer", "multipleOf": 49999}
     odd = [{"name": f"f{place}", "parameters": {"properties": {"a": number}}} for place in range(3)]
     other = {"name": "g", "parameters": {"properties": {"a": {"type": "integer", "multipleOf": 7}}}}
-    with pytest.raises(RequestError, match="takes more than 0.1 s") as caught:
+    with pytest.raises(RequestError, match="takes more than") as caught:
         use(*odd, other, tool_choice="required")
     assert caught.value.param == "tools"
     assert use(NOW, tool_choice="required").guide  # the limit is over

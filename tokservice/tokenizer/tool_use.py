@@ -143,7 +143,8 @@ def _guide(functions: list[Function], schema_of: Callable[[list[Function]], dict
     """What calls of these functions must follow.
 
     A schema that no grammar can say whole, or not at all, binds as far as it can: the other functions can be called all
-    the same. One that is ``strict`` binds, or is refused. Raises RequestError (400).
+    the same, and all of them where their schemas are too large together. One that is ``strict`` binds, or is refused.
+    Raises RequestError (400).
     """
     try:
         with time_limit(MAX_CHECK_S):
@@ -160,6 +161,8 @@ def _bound(functions: list[Function], schema_of: Callable[[list[Function]], dict
         return _checked(schema_of(functions) | more, lenient=True)
     except RequestError:
         bound = [function if function.strict or _binds(function) else _free(function) for function in functions]
+        if bound == functions:  # each could, but not all together
+            bound = [function if function.strict else _free(function) for function in functions]
         if bound == functions:
             raise
     return _bound(bound, schema_of, **more)

@@ -57,16 +57,16 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results in a row are one message of the user, as where models of this form were trained."""
+    """Results in a row are one message of the user, as where models of this form were trained, and so is what the user
+    says next: many such templates refuse two messages of the user in a row.
+    """
     result: list[dict[str, Any]] = []
     is_result = False
     for message in conversation:
         follows, is_result = is_result, message["role"] == "tool"
-        if not is_result:
-            result.append(message)
-            continue
-        text = f"<tool_response>\n{message['content']}\n</tool_response>"
-        if follows:
-            text = f"{result.pop()['content']}\n{text}"
-        result.append({"role": "user", "content": text})
+        if is_result:
+            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        if follows and message["role"] == "user":
+            message = {**message, "content": f"{result.pop()['content']}\n{message['content']}"}
+        result.append(message)
     return result

@@ -197,6 +197,14 @@ def test_calls_and_results_are_seen_where_the_template_knows_no_tools(tools: Any
     assert "<|im_start|>tool\none" in render(messages, tools=tools)
 
 
+def test_what_the_user_says_behind_results_joins_them() -> None:
+    """Clients of Anthropic's API send both in one message; Llama 2's template and others take no two in a row."""
+    results = [{"role": "tool", "tool_call_id": "1", "content": "one"}]
+    turns = [*calls({}), *results, {"role": "user", "content": "hm"}, {"role": "user", "content": "x"}]
+    joined = "<user><tool_response>\none\n</tool_response>\nhm<user>x"
+    assert render(turns, ROLES).endswith(joined)
+
+
 def test_a_template_that_shows_calls_gets_them() -> None:
     """Unless the model is told of tools in words, and so of another form."""
     shows = ChatTemplate(TOOLS.replace("%s", "{{ c.function.name }}") + "{{ messages[-1].content }}", {})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from tokservice.tokenizer.chat_template import ChatTemplate, Messages
@@ -61,12 +62,12 @@ def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[s
     says next: many such templates refuse two messages of the user in a row.
     """
     result: list[dict[str, Any]] = []
-    is_result = False
-    for message in conversation:
-        follows, is_result = is_result, message["role"] == "tool"
+    for is_result, group in groupby(conversation, lambda message: message["role"] == "tool"):
+        turns = list(group)
         if is_result:
-            message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        if follows and message["role"] == "user":
-            message = {**message, "content": f"{result.pop()['content']}\n{message['content']}"}
-        result.append(message)
+            texts = [f"<tool_response>\n{turn['content']}\n</tool_response>" for turn in turns]
+            turns = [{"role": "user", "content": "\n".join(texts)}]
+        elif result and turns[0]["role"] == "user":
+            turns[0] = {**turns[0], "content": f"{result.pop()['content']}\n{turns[0]['content']}"}
+        result += turns
     return result

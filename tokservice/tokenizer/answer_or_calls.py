@@ -33,20 +33,22 @@ def answer_or_calls(answer: Guide, tools: ToolUse, added_id: Callable[[str], int
         token_id = added_id(text)
         return json.dumps(text) if token_id is None else f"<[{token_id}]>"
 
+    called = _call(tools.names, "parameters" if tools.format == "llama3_json" else "arguments")
+    style = COMPACT
     match tools.format:
         case "mistral":
-            calls, between = f"{mark('[TOOL_CALLS]')} list", ""
-        case "llama3_json":
-            calls, between = "call", "/; ?/"
+            limit = {} if tools.parallel else {"maxItems": 1}
+            called = {"type": "array", "minItems": 1, **limit, "items": called}
+            calls, between = f"{mark('[TOOL_CALLS]')} called", ""
+        case "llama3_json":  # begins as an answer does: with other blanks it would take the answer's way from it
+            style = json.loads(answer.text).get("x-guidance", COMPACT)
+            calls, between = "called", "/; ?/"
         case _:
-            calls, between = rf"{mark('<tool_call>')} /\n?/ call /\n?/ {mark('</tool_call>')}", r"/\n*/"
-    call = _call(tools.names, "parameters" if tools.format == "llama3_json" else "arguments")
-    limit = {} if tools.parallel else {"maxItems": 1}
+            calls, between = rf"{mark('<tool_call>')} /\n?/ called /\n?/ {mark('</tool_call>')}", r"/\n*/"
     rules = {
         "start": "answer | calls" + (f" ({between} calls)*" if between and tools.parallel else ""),
         "calls": calls,
-        "call": _json(call),
-        "list": _json({"type": "array", "minItems": 1, **limit, "items": call}),
+        "called": f"%json {json.dumps({'x-guidance': style, **called})}",
         "answer": f"%json {answer.text}",
     }
     return checked(Guide("grammar", "".join(f"{name}: {rule}\n" for name, rule in rules.items()), answer.param))
@@ -55,7 +57,3 @@ def answer_or_calls(answer: Guide, tools: ToolUse, added_id: Callable[[str], int
 def _call(names: tuple[str, ...], arguments: str) -> dict[str, Any]:
     properties = {"name": {"enum": list(names)}, arguments: {"type": "object"}}
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
-
-
-def _json(schema: dict[str, Any]) -> str:
-    return f"%json {json.dumps({'x-guidance': COMPACT, **schema})}"

@@ -163,7 +163,7 @@ class ChatTemplate:
         a mapping Python's own form, or an error, would come of it.
         """
         for content in ("", None):
-            for arguments in ({"key": "value"}, '{"key": "value"}'):
+            for arguments in ({"probed_key": "probed_value"}, '{"probed_key": "probed_value"}'):
                 function = {"name": "probe", "arguments": arguments}
                 call = {"id": "call00000", "type": "function", "function": function}
                 turns: Messages = [
@@ -174,13 +174,13 @@ class ChatTemplate:
                     text = self.render(turns, now=0, add_generation_prompt=False)
                 except RequestError:
                     continue
-                if "key" in text and "value" in text and "'key'" not in text:
+                if "probed_key" in text and "probed_value" in text and "'probed_key'" not in text:
                     return content, isinstance(arguments, str)
         return None
 
     def _shows_results(self) -> bool:
         """Whether what a tool has said can be seen: some templates refuse its role, others leave it out."""
-        turns = [{"role": role, "content": f"a {role}"} for role in ("user", "assistant", "tool")]
+        turns = [{"role": role, "content": f"a probed {role}"} for role in ("user", "assistant", "tool")]
         try:
             return turns[-1]["content"] in self.render(turns, now=0, add_generation_prompt=False)
         except RequestError:

@@ -6,7 +6,8 @@ still begins as the one before did, and the prefix cache finds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ def folded(messages: Iterable[Message]) -> list[Message]:
     """
     result: list[Message] = []
     waiting = ""  # behind an answer
-    for message in messages:
+    for message in _in_runs(messages):
         text, last = str(message.content or ""), result[-1] if result else None
         if message.role not in SYSTEM_ROLES:
             if waiting and message.role == "assistant":
@@ -35,10 +36,20 @@ def folded(messages: Iterable[Message]) -> list[Message]:
         elif last is None:
             result.append(message)
         elif last.role == "assistant":
-            waiting = _joined(waiting, text)
+            waiting = text
         else:
             result[-1] = replace(last, content=_joined(str(last.content or ""), text))
     return [*result, Message(role="user", content=waiting)] if waiting else result
+
+
+def _in_runs(messages: Iterable[Message]) -> Iterator[Message]:
+    """System messages in a row as one: joined one by one, each would be copied for each that follows."""
+    for is_system, group in groupby(messages, lambda message: message.role in SYSTEM_ROLES):
+        first, *others = group
+        if is_system and others:
+            yield replace(first, content=_joined(*(str(message.content or "") for message in (first, *others))))
+        else:
+            yield from (first, *others)
 
 
 def _joined(*texts: str) -> str:

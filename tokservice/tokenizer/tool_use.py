@@ -17,10 +17,12 @@ from tokservice.protocol.requests import ChatBody
 from tokservice.protocol.tools import Function, NamedTool, Tool, ToolChoice, ToolDemand, ToolName, check_kind
 from tokservice.tokenizer.custom_tools import function_of, grammar_guide
 from tokservice.tokenizer.guides import Guide, checked
+from tokservice.tokenizer.time_limit import TimeUp, time_limit
 from tokservice.wire.errors import RequestError
 
 FORMATS = ("hermes", "llama3_json", "mistral")  # of a model's own; see detokenizer.tool_parsers
 MAX_TOOLS = 128
+MAX_CHECK_S = 2.0  # of CPU time: that of one schema has a bound, and many may be checked one by one
 _NAME = re.compile(r"[a-zA-Z0-9_.\-]{1,128}")
 _ANY_OBJECT = {"type": "object"}
 COMPACT: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as models do
@@ -141,8 +143,17 @@ def _guide(functions: list[Function], schema_of: Callable[[list[Function]], dict
     """What calls of these functions must follow.
 
     A schema that no grammar can say whole, or not at all, binds as far as it can: the other functions can be called all
-    the same. One that is ``strict`` binds, or is refused. Raises RequestError (400).
+    the same, and all of them where their schemas are too large together. One that is ``strict`` binds, or is refused.
+    Raises RequestError (400).
     """
+    try:
+        with time_limit(MAX_CHECK_S):
+            return _bound(functions, schema_of, **more)
+    except TimeUp as error:
+        raise _invalid(f"To check the schemas of 'tools' takes more than {MAX_CHECK_S:g} s.", "tools") from error
+
+
+def _bound(functions: list[Function], schema_of: Callable[[list[Function]], dict[str, Any]], **more: Any) -> Guide:
     for function in functions:
         if function.strict:
             _checked(_schema([function]), lenient=False)
@@ -150,9 +161,11 @@ def _guide(functions: list[Function], schema_of: Callable[[list[Function]], dict
         return _checked(schema_of(functions) | more, lenient=True)
     except RequestError:
         bound = [function if function.strict or _binds(function) else _free(function) for function in functions]
+        if bound == functions:  # each could, but not all together
+            bound = [function if function.strict else _free(function) for function in functions]
         if bound == functions:
             raise
-    return _guide(bound, schema_of, **more)
+    return _bound(bound, schema_of, **more)
 
 
 def _checked(schema: dict[str, Any], *, lenient: bool) -> Guide:

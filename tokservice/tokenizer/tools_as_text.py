@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from tokservice.tokenizer.chat_template import ChatTemplate, Messages
@@ -57,16 +58,16 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results in a row are one message of the user, as where models of this form were trained."""
+    """Results in a row are one message of the user, as where models of this form were trained, and so is what the user
+    says next: many such templates refuse two messages of the user in a row.
+    """
     result: list[dict[str, Any]] = []
-    is_result = False
-    for message in conversation:
-        follows, is_result = is_result, message["role"] == "tool"
-        if not is_result:
-            result.append(message)
-            continue
-        text = f"<tool_response>\n{message['content']}\n</tool_response>"
-        if follows:
-            text = f"{result.pop()['content']}\n{text}"
-        result.append({"role": "user", "content": text})
+    for is_result, group in groupby(conversation, lambda message: message["role"] == "tool"):
+        turns = list(group)
+        if is_result:
+            texts = [f"<tool_response>\n{turn['content']}\n</tool_response>" for turn in turns]
+            turns = [{"role": "user", "content": "\n".join(texts)}]
+        elif result and turns[0]["role"] == "user":
+            turns[0] = {**turns[0], "content": f"{result.pop()['content']}\n{turns[0]['content']}"}
+        result += turns
     return result

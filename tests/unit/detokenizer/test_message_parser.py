@@ -144,6 +144,26 @@ def test_tool_calls(tool_format: str, text: str, content: str, calls: list[tuple
     assert parse(text, tool_format, size=size) == ("", content, calls)
 
 
+@pytest.mark.parametrize("size", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        (r"C:\users\u12", r"C:\users\u12"),
+        (r"\u\u00e9\u00", "\\ué\\u00"),
+        (r"\u1\n", "\\u1\n"),
+        ("\\u\n", "\\u\n"),
+        (r"\\u", r"\u"),
+        (r"\ud83d\ude00\u00e", "😀\\u00e"),
+    ],
+)
+def test_a_backslash_before_a_u_that_is_no_code_stands_for_itself(written: str, value: str, size: int) -> None:
+    for tool_format, mark in (("hermes", "<tool_call>"), ("mistral", "[TOOL_CALLS]")):
+        text = f'{mark}{{"name": "add", "arguments": {{"a": "{written}"}}}}'
+        _, content, calls = parse(text, tool_format, size=size)
+        assert [(name, json.loads(arguments)) for name, arguments in calls] == [("add", {"a": value})]
+        assert content == ""
+
+
 def test_arguments_are_passed_on_as_they_come() -> None:
     parser = message_parser(contexts.decode(context(tool_format="hermes", tool_names=NAMES)))
     assert parser is not None

@@ -8,9 +8,9 @@ import pytest
 from tests.helpers.preparers import CHAT, TOOL, prepared
 from tokservice.protocol import context as contexts
 from tokservice.tokenizer.answer_or_calls import answer_or_calls
-from tokservice.tokenizer.guides import Guide
+from tokservice.tokenizer.guides import FEW_BLANKS, Guide
 from tokservice.tokenizer.prepare import Preparer
-from tokservice.tokenizer.tool_use import ToolUse
+from tokservice.tokenizer.tool_use import MAX_TOOLS, ToolUse
 
 SCHEMA = '{\n"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
 ANSWER = Guide("json_schema", SCHEMA, "response_format")
@@ -48,6 +48,21 @@ def test_the_answer_or_calls_instead(tool_format: str) -> None:
     alone = answer_or_calls(ANSWER, tools._replace(parallel=False), lambda _: None)
     assert follows(alone, one)
     assert not follows(alone, two)
+
+
+@pytest.mark.parametrize("tool_format", CALLS)
+def test_an_answer_that_begins_like_a_call(tool_format: str) -> None:
+    schema = '{"type":"object","properties":{"name":{"type":"string"},"b":{}},"required":["name"]}'
+    guide = Guide("json_schema", f"{FEW_BLANKS},{schema[1:]}", "response_format")
+    guide = answer_or_calls(guide, ToolUse(format=tool_format, names=("f", "g")), lambda _: None)
+    answers = ('{"name": "Ada"}', '{"name":"f"}', '{\n  "name": "f",\n  "b": []\n}')
+    assert all(follows(guide, text) for text in (*answers, *CALLS[tool_format]))
+
+
+def test_as_many_tools_with_as_long_names_as_there_can_be() -> None:
+    names = tuple(f"{place:0128}" for place in range(MAX_TOOLS))
+    for tool_format in CALLS:
+        assert answer_or_calls(ANSWER, ToolUse(format=tool_format, names=names), lambda _: None).kind == "grammar"
 
 
 def test_marks_that_are_tokens_are_named_by_their_ids() -> None:

@@ -116,6 +116,14 @@ def test_the_form_of_tool_arguments_is_decided_by_the_template() -> None:
     assert not ChatTemplate("{{ raise_exception('no') }}", {}).wants_arguments_as_text
 
 
+def test_words_of_the_template_are_no_sign_that_it_shows_calls_and_results() -> None:
+    """What is taken for shown, and is not, would be lost without a sign."""
+    turns = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
+    template = ChatTemplate(f"You are a tool. Name the value of each key. {turns}", {})
+    assert not template.shows_calls
+    assert not template.shows_results
+
+
 def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert chat_template.load(tmp_path, "") is None
     config = tmp_path / "tokenizer_config.json"

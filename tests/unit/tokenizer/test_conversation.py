@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from tests.helpers.tiny_tokenizers import CHAT_TEMPLATE
 from tokservice.protocol.requests import Message
 from tokservice.tokenizer import conversation
 from tokservice.tokenizer.chat_template import ChatTemplate
+from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
 CHATML = ChatTemplate(CHAT_TEMPLATE, {})
@@ -195,6 +197,23 @@ def test_calls_and_results_are_seen_where_the_template_knows_no_tools(tools: Any
     assert render(messages, ROLES, tools=tools).endswith(f"<user>x<assistant>{call}<user>{said}<assistant>so")
     assert call in render(messages, tools=tools)  # this one shows any role
     assert "<|im_start|>tool\none" in render(messages, tools=tools)
+
+
+def test_what_the_user_says_behind_results_joins_them() -> None:
+    """Clients of Anthropic's API send both in one message; Llama 2's template and others take no two in a row."""
+    results = [{"role": "tool", "tool_call_id": "1", "content": "one"}]
+    turns = [*calls({}), *results, {"role": "user", "content": "hm"}, {"role": "user", "content": "x"}]
+    joined = "<user><tool_response>\none\n</tool_response>\nhm<user>x"
+    assert render(turns, ROLES).endswith(joined)
+
+
+def test_many_results_in_a_row_take_no_longer_each() -> None:
+    """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
+    results = [{"role": "tool", "content": "y" * 200}] * 30_000
+    start = time.process_time()
+    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES)
+    assert time.process_time() - start < 5
+    assert [turn["role"] for turn in said] == ["user", "user"]
 
 
 def test_a_template_that_shows_calls_gets_them() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -43,3 +44,10 @@ def test_a_conversation_that_goes_on_begins_as_it_did() -> None:
     for before, after in pairwise(texts):
         assert after[: len(before) - 1] == before[:-1]
         assert str(after[len(before) - 1].content).startswith(str(before[-1].content))
+
+
+def test_many_in_a_row_take_no_longer_each() -> None:
+    messages = [Message(role="user", content="x"), *[Message(role="system", content="y" * 200)] * 60_000]
+    start = time.process_time()
+    assert len(folded(messages)) == 1
+    assert time.process_time() - start < 5

@@ -201,6 +201,32 @@ def test_a_schema_that_cannot_bind_leaves_the_other_tools_alone(odd: dict[str, A
         assert caught.value.param == "tools"
 
 
+def test_schemas_that_are_too_large_together_leave_the_tools_alone() -> None:
+    """As agents send them, with pages of descriptions; one that is strict still binds."""
+    parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": "x" * 20_000}}}
+    large = [{"name": name, "parameters": parameters} for name in "fg"]
+    strict = {"name": "h", "strict": True, "parameters": {"properties": {"a": {"type": "integer"}}}}
+    found = use(*large, strict, tool_choice="required")
+    assert found.guide
+    calls = [call["properties"] for call in json.loads(found.guide.text)["items"]["anyOf"]]
+    assert [call["name"]["const"] for call in calls] == ["f", "g", "h"]
+    assert [call["arguments"].get("properties") for call in calls] == [None, None, {"a": {"type": "integer"}}]
+    with pytest.raises(RequestError, match="at most 32768 bytes"):
+        use(*(function | {"strict": True} for function in large), tool_choice="required")
+
+
+def test_the_time_to_check_many_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they have no grammar, and each of them takes long."""
+    monkeypatch.setattr("tokservice.tokenizer.tool_use.MAX_CHECK_S", 0.1)
+    number = {"type": "integer", "multipleOf": 49999}
+    odd = [{"name": f"f{place}", "parameters": {"properties": {"a": number}}} for place in range(3)]
+    other = {"name": "g", "parameters": {"properties": {"a": {"type": "integer", "multipleOf": 7}}}}
+    with pytest.raises(RequestError, match="takes more than") as caught:
+        use(*odd, other, tool_choice="required")
+    assert caught.value.param == "tools"
+    assert use(NOW, tool_choice="required").guide  # the limit is over
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [

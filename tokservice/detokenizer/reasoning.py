@@ -7,8 +7,7 @@ what follows them.
 from __future__ import annotations
 
 from tokservice.detokenizer.tool_parsers.marks import split_at_mark
-
-OPENING, CLOSING = "<think>", "</think>"
+from tokservice.protocol.context import CLOSING_TAG, OPENING_TAG
 
 
 class ReasoningSplitter:
@@ -41,10 +40,10 @@ class ReasoningSplitter:
         if not beginning:
             self._lead.append(self._text)
             self._text = ""
-        elif beginning.startswith(OPENING):
-            self._text, self._lead = beginning[len(OPENING) :], []
+        elif beginning.startswith(OPENING_TAG):
+            self._text, self._lead = beginning[len(OPENING_TAG) :], []
             self._is_open = self._strips = True
-        elif not OPENING.startswith(beginning):
+        elif not OPENING_TAG.startswith(beginning):
             self._text, self._lead = "".join([*self._lead, self._text]), []
             self._is_over = True
 
@@ -52,7 +51,7 @@ class ReasoningSplitter:
         if self._strips:
             self._text = self._text.lstrip()
             self._strips = not self._text
-        thoughts, self._text, found = split_at_mark(self._text, CLOSING)
+        thoughts, self._text, found = split_at_mark(self._text, CLOSING_TAG)
         if found:
             self._is_open, self._is_over, self._strips = False, True, True
         return thoughts

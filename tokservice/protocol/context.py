@@ -12,6 +12,8 @@ from msgspec import Meta
 
 from tokservice.wire.errors import WireError
 
+OPENING_TAG, CLOSING_TAG = "<think>", "</think>"  # around a model's thoughts
+
 
 class Context(msgspec.Struct, frozen=True, array_like=True):
     """Everything that shapes the response of one request; with the output ids it determines every byte of it."""
@@ -41,9 +43,7 @@ class Context(msgspec.Struct, frozen=True, array_like=True):
     tool_names: tuple[str, ...] = ()
     custom_tools: tuple[str, ...] = ()  # those of them whose input is a text
     parallel_tool_calls: bool = True
-    reasoning: str = (
-        ""  # "": none; "tagged": after an opening tag; "open": the prompt has opened it; "inside": begun it
-    )
+    reasoning: str = ""  # "": none; "tagged": after an opening tag; in the prompt "open": opened; "inside": begun
     omits_thoughts: bool = False  # an answer of the Messages API says that there were thoughts, and not which
     namespaces: dict[str, str] = {}  # by tools' whole names, of those that have one
     more_fields: bytes = b"{}"  # what the request adds to its response: a JSON object

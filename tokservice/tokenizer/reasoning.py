@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokservice.protocol.context import CLOSING_TAG, OPENING_TAG
 from tokservice.tokenizer.traits import Traits
 from tokservice.wire.errors import RequestError
 
-OPENING_TAG, CLOSING_TAG = "<think>", "</think>"
 EFFORT = "reasoning_effort"  # the variables by which chat templates know of effort,
 SWITCHES = frozenset({"enable_thinking", "thinking"})  # and of whether to think at all
 NO_EFFORT = "none"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.torch_core.kernels.language import Address, compiled, floats, scratch
+from engine.torch_core.kernels.language import Address, compiled, scratch
 from engine.torch_core.kernels.layout import GROUP, GROUP_BYTES, PANEL
-from engine.torch_core.kernels.linear import AHEAD, MOST_ROWS, gate, store
+from engine.torch_core.kernels.linear import AHEAD, MOST_ROWS, begin, gate, store
 from engine.torch_core.kernels.products import block, widening
 
 DEPTH = 8 * GROUP  # rows of a panel that are float32 at a time
@@ -43,28 +43,24 @@ def _kernel(finish: Callable[..., None]) -> Callable[..., None]:
         end, x_stride = min(num_rows, first + row_block), in_features * 4
         size = (in_features + GROUP - 1) // GROUP * GROUP_BYTES
         matrix, sums, wide = weights + panel * size, scratch(sums_size), scratch(wide_size)
-        start = floats(bias + panel * PANEL * 4, (PANEL,))
         # The next panel is fetched in equal parts each time that this one is read.
         num_blocks = (end - first + most_rows - 1) // most_rows
         fetched, fetch_stride = matrix + min(size, AHEAD), size // in_features // num_blocks + 1
         for lo in range(first, end, MOST_ROWS):
             count = min(end - lo, MOST_ROWS)
-            for i in range(count):
-                total = floats(sums + i * PANEL * 4, (PANEL,))
-                for j in range(PANEL):
-                    total[j] = start[j]
+            begin(count, bias + panel * PANEL * 4, sums)
             num_blocks = (count + most_rows - 1) // most_rows
             if num_blocks == 1:
                 left = x + lo * x_stride
                 add(count, in_features, left, x_stride, matrix, PANEL, sums, PANEL * 4, fetched, fetch_stride)
             else:
-                for begin in range(0, in_features, DEPTH):
-                    depth = min(DEPTH, in_features - begin)
-                    _widen(depth, matrix + begin // GROUP * GROUP_BYTES, wide)
+                for part in range(0, in_features, DEPTH):
+                    depth = min(DEPTH, in_features - part)
+                    _widen(depth, matrix + part // GROUP * GROUP_BYTES, wide)
                     for index in range(num_blocks):
                         row = count * index // num_blocks
                         rows = count * (index + 1) // num_blocks - row
-                        left, result = x + (lo + row) * x_stride + begin * 4, sums + row * PANEL * 4
+                        left, result = x + (lo + row) * x_stride + part * 4, sums + row * PANEL * 4
                         add_wide(rows, depth, left, x_stride, wide, PANEL * 4, result, PANEL * 4, fetched, fetch_stride)
                         fetched += depth * fetch_stride
             finish(count, num_panels, panel, lo, sums, output)

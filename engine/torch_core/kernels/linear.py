@@ -21,6 +21,16 @@ GATES_BYTES = MOST_ROWS * HALF * 4
 
 
 @compiled
+def begin(count: int, bias: Address, sums: Address) -> None:
+    """sums (count, 16) = bias (16,)."""
+    start = floats(bias, (PANEL,))
+    for i in range(count):
+        total = floats(sums + i * PANEL * 4, (PANEL,))
+        for j in range(PANEL):
+            total[j] = start[j]
+
+
+@compiled
 def store(count: int, num_panels: int, panel: int, row: int, sums: Address, output: Address) -> None:
     """output (num_rows, 16 num_panels) = sums (count, 16)."""
     for i in range(count):
@@ -72,17 +82,13 @@ def _kernel(dtype: str, finish: Callable[..., None]) -> Callable[..., None]:
         panel, lo = task % num_panels, task // num_panels * row_block
         count, x_stride, stride = min(num_rows - lo, row_block), in_features * 4, PANEL * width
         matrix, sums = weights + panel * in_features * stride, scratch(sums_size)
-        start = floats(bias + panel * PANEL * 4, (PANEL,))
         num_blocks = (count + most_rows - 1) // most_rows
         # The next panel is fetched in equal parts each time that this one is read.
         fetched, fetch_stride = matrix + min(in_features * stride, AHEAD), stride // num_blocks
         for index in range(num_blocks):
             row = lo + count * index // num_blocks
             rows = lo + count * (index + 1) // num_blocks - row
-            for i in range(rows):
-                total = floats(sums + i * PANEL * 4, (PANEL,))
-                for j in range(PANEL):
-                    total[j] = start[j]
+            begin(rows, bias + panel * PANEL * 4, sums)
             left = x + row * x_stride
             add(rows, in_features, left, x_stride, matrix, stride, sums, PANEL * 4, fetched, fetch_stride)
             fetched += in_features * fetch_stride

@@ -2,9 +2,9 @@
 
 Engine process, CPU. See ``paged_attention.py`` for the cache. A block of queries and the heads that share a KV head are
 rows of products with a block's keys and values, with a softmax that is corrected as it goes (Dao et al. 2022,
-FlashAttention), and seldom. A query's result follows from its own context alone: it is bitwise the same however a prompt is cut
-into chunks. Only a value that is no finite number also reaches earlier queries of its task: a weight of 0 times it is
-NaN.
+FlashAttention), but seldom. A query's result follows from its own context alone: it is bitwise the same however a
+prompt is cut into chunks. Only a value that is no finite number also reaches earlier queries of its task: a weight of 0
+times it is NaN.
 """
 
 from __future__ import annotations
@@ -72,19 +72,16 @@ def _share(score: Float) -> Float:
 
 def _shares_of(dtype: str) -> Callable[..., Float]:
     """For weights that replace the scores, float32, or stand beside them, bfloat16."""
-    if dtype == "float32":
 
-        @compiled
-        def replace(score: Array, top: Float, weights: Address) -> Float:
-            """Scores become weights; returns their sum."""
-            added = np.float32(0)
-            for t in range(len(score)):
-                share = _share(score[t] - top)
-                score[t] = share
-                added += share
-            return added
-
-        return replace
+    @compiled
+    def replace(score: Array, top: Float, weights: Address) -> Float:
+        """Scores become weights; returns their sum."""
+        added = np.float32(0)
+        for t in range(len(score)):
+            share = _share(score[t] - top)
+            score[t] = share
+            added += share
+        return added
 
     @compiled
     def write(score: Array, top: Float, weights: Address) -> Float:
@@ -97,7 +94,8 @@ def _shares_of(dtype: str) -> Callable[..., Float]:
             added += share
         return added
 
-    return write
+    function: Callable[..., Float] = replace if dtype == "float32" else write
+    return function
 
 
 def weigh_of(dtype: str) -> Callable[..., None]:

@@ -6,8 +6,6 @@ tiles are.
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.torch_core.kernels.language import (
     CACHE_LINE,
     Address,

@@ -35,15 +35,11 @@ _start, _weigh, _finish = start_of("bfloat16"), weigh_of("bfloat16"), finish_of(
 
 
 @compiled
-def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, target: Address) -> None:
+def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, zeros: Address, target: Address) -> None:
     """target (num_columns / 32, num_rows / 32, 2) right tiles = source (num_rows, num_columns) float16, rounded.
 
     Rows from ``num_valid`` on count as zeros.
     """
-    zeros = scratch(ROW)
-    zero = floats(zeros, (TILE_PANEL,))
-    for i in range(TILE_PANEL):
-        zero[i] = 0
     for row in range(0, num_rows, 2):
         depth, pair = row // TILE_DEPTH, row % TILE_DEPTH // 2
         for half in range(num_columns // TILE_ROWS):
@@ -105,8 +101,8 @@ def attend_tiles(
     configured = 0
     for begin in range(0, context, block_size):
         place = (table[begin // block_size] * num_kv_heads + head) * block_elements * 2
-        _arrange(keys + place, head_dim, block_size, head_dim, key_tiles)
-        _arrange(values + place, block_size, head_dim, context - begin, value_tiles)
+        _arrange(keys + place, head_dim, block_size, head_dim, zeros, key_tiles)
+        _arrange(values + place, block_size, head_dim, context - begin, zeros, value_tiles)
         for first in range(0, group * QUERY_BLOCK, MOST_ROWS):
             q = first % QUERY_BLOCK
             count = min(MOST_ROWS, num_queries - q)

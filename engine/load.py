@@ -25,9 +25,9 @@ def build_core(config: Config, model_dir: Path) -> EngineCore:
             eos_token_ids=eos_token_ids(model_dir, num_ids),
             max_model_len=config.model.max_model_len,
         )
-    # How long torch's threads spin while they wait for a partner (libgomp's loops; read when torch is loaded). A decode
-    # step of the default model on two cores took 21 ms without spinning and 12 with this much; with a core taken by
-    # another process, which the spinning keeps from the partner, 18 and some 29 (222 at worst with 20 times more).
+    # How long torch's threads spin while they wait for a partner (libgomp's loops; read when torch is loaded). Between
+    # the calls of a step other threads wait, see ``kernels/lists.py``; these spin between steps, and in torch's own
+    # operations: with ten times more a step takes as long, and what shares the cores waits.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     # With fewer threads than torch asks for, oneDNN leaves a part of its results as it was; `engine.threads` chooses.

@@ -1,7 +1,9 @@
-"""Steps on a CPU as lists of kernels' calls: recorded when a number of rows is first computed, then repeated.
+"""Steps on a CPU as lists of kernels' calls, computed at once, without Python between the calls.
 
-Engine process, CPU. What CUDA graphs are on a GPU, see ``decode_graphs.py``. A step can be recorded where kernels of
-our own compute all of it; where torch computes a part, every step runs through Python as before.
+Engine process, CPU. Python takes some 10 us for each call, of which a step has 300, and meanwhile the other threads
+fall asleep, which costs more than that. The list of a step without prefills is kept, to be computed again for as many
+rows: what CUDA graphs are on a GPU, see ``decode_graphs.py``. Where torch computes a part of a layer there are no such
+lists.
 """
 
 from __future__ import annotations
@@ -18,48 +20,55 @@ from engine.torch_core.kernels.calls import Kernels
 from engine.torch_core.kernels.recording import Recorder, Recording
 from engine.torch_core.model import Model
 
-MAX_ROWS = 64  # with more, Python's part of a step is small
+KEPT_ROWS = 64  # of a list that is kept at most; with more, Python's part of a step is small
 
 
 class RecordedSteps:
-    """Runs steps without prefills: decodes, and chunks that are short enough for lookup."""
+    """Runs steps, and keeps lists for later ones: of decodes, and of chunks that are short enough for lookup."""
 
-    def __init__(self, model: Model, attention: CpuAttention, kernels: Kernels) -> None:
+    def __init__(self, model: Model, attention: CpuAttention, kernels: Kernels, max_rows: int) -> None:
+        """``max_rows`` of a step."""
         self._model = model
         self._attention = attention
         self._kernels = kernels
-        self._recorder = Recorder(MAX_ROWS)
-        # By number of rows, and whether any has more than one segment; None: torch computes a part.
-        self._recorded: dict[tuple[int, bool], tuple[Recording, Tensor] | None] = {}
+        self._max_rows = max_rows
+        self._recorder = Recorder(max_rows)
+        self._torch_computes: bool | None = None  # None: not known before the first step
+        # By number of rows, and whether any has more than one segment.
+        self._kept: dict[tuple[int, bool], tuple[Recording, Tensor]] = {}
 
     def run(self, batch: StepBatch, token_ids: Tensor) -> Tensor | None:
-        """Hidden states (num_rows, hidden_size) of ``token_ids``; None where the step is not to be recorded."""
+        """Hidden states (num_rows, hidden_size) of ``token_ids``; None where torch is to compute them."""
         num_rows = len(batch.token_ids)
-        if batch.prefills or num_rows > MAX_ROWS:
+        if num_rows > self._max_rows or self._torch_computes:
             return None
         attention = self._attention
         attention.begin(batch)
         x, positions = self._model.embed(token_ids), torch.from_numpy(batch.positions)
+        if self._torch_computes is None:
+            with _Watch() as watch:
+                self._record(x, positions)
+            self._torch_computes = watch.computes
+            return self.run(batch, token_ids)
         inputs = (x.data_ptr(), positions.data_ptr(), *attention.inputs)
         size = (num_rows, attention.is_split)
-        if size not in self._recorded:
-            delta, self._recorded[size] = self._record(x, positions, inputs)
-        elif (recorded := self._recorded[size]) is None:
-            delta = self._model.layers(x, positions, attention)
-        else:
-            recording, delta = recorded
+        is_like_others = not batch.prefills and num_rows <= KEPT_ROWS
+        if is_like_others and size in self._kept:
+            recording, delta = self._kept[size]
             recording.prepare(inputs, attention.num_tasks)
-            self._kernels.repeat(recording)
+        else:
+            delta = self._record(x, positions)
+            recording = Recording(self._recorder.calls, inputs)
+            if is_like_others:
+                self._kept[size] = recording, delta
+        self._kernels.repeat(recording)
         return x.add_(delta)
 
-    def _record(
-        self, x: Tensor, positions: Tensor, inputs: tuple[int, ...]
-    ) -> tuple[Tensor, tuple[Recording, Tensor] | None]:
-        """The layers' result, and how to have it again."""
+    def _record(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Where the layers' result will be."""
         self._recorder.begin()
-        with self._kernels.recording(self._recorder), _Watch() as watch:
-            delta = self._model.layers(x, positions, self._attention)
-        return delta, None if watch.computes else (Recording(self._recorder.calls, inputs), delta)
+        with self._kernels.recording(self._recorder):
+            return self._model.layers(x, positions, self._attention)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

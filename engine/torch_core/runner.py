@@ -122,7 +122,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     return Runner(
         model=model,
         attention=attention,
-        recorded=RecordedSteps(model, attention, kernels),
+        recorded=RecordedSteps(model, attention, kernels, budget),
         device=device,
         num_blocks=num_blocks,
         block_size=block_size,

@@ -31,8 +31,9 @@ class Kernels:
         self._code = code
         self._run = _openmp()  # address of a worker, of its frame, number of threads, 0
         self.has_tiles = code.has_tiles
-        self._repeat = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)(code.address("repeat"))
-        self._recorder: Recorder | None = None  # None: calls are not recorded
+        self._list_address = code.address("compute_list")
+        self._compute_list = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._list_address)
+        self._recorder: Recorder | None = None  # None: calls are computed
         self.num_threads = torch.get_num_threads() if self._run else 1  # that compute the tasks of a call
 
     def empty(self, num_rows: int, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -48,7 +49,7 @@ class Kernels:
 
     @contextmanager
     def recording(self, recorder: Recorder) -> Iterator[None]:
-        """Calls are noted as well as computed."""
+        """Calls are noted instead of computed."""
         self._recorder = recorder
         try:
             yield
@@ -56,8 +57,12 @@ class Kernels:
             self._recorder = None
 
     def repeat(self, recording: Recording) -> None:
-        """Compute its calls, one after the other, without Python between them."""
-        self._repeat(recording.address, recording.num_calls, ctypes.cast(self._run, ctypes.c_void_p))
+        """Compute its calls, one after the other."""
+        recording.begin()
+        if recording.num_threads == 1 or self._run is None:
+            self._compute_list(recording.address)
+        else:
+            self._run(self._list_address, recording.address, recording.num_threads, 0)
 
     def kernel(self, name: str, share_from: int, runs: int = 0) -> Kernel:
         """By its name; fewer tasks than ``share_from`` are not worth waking the other threads.
@@ -74,10 +79,11 @@ class Kernels:
         def call(num_tasks: int, *arguments: int) -> None:  # holds self, and so the code
             num_threads = self.num_threads if num_tasks >= share_from else 1
             num_runs = min(num_tasks, runs * num_threads) if runs else num_tasks
-            values: list[Any] = [0, 0, num_tasks, num_runs, *arguments]
-            frame[: HEADER + len(arguments)] = values
+            values: list[Any] = [0, 0, num_tasks, num_runs, 0, *arguments]
             if self._recorder is not None:
                 self._recorder.calls.append(Call(name, address, num_threads, values))
+                return
+            frame[: HEADER + len(arguments)] = values
             if num_threads == 1 or self._run is None:
                 work(at)
             else:

@@ -14,23 +14,25 @@ from numba import types
 from engine.torch_core.kernels import (
     int8_linear,
     linear,
+    lists,
     paged_attention,
     prefill_attention,
     rows,
     tile_attention,
     tile_linear,
 )
-from engine.torch_core.kernels.layout import HEADER
+from engine.torch_core.kernels.layout import HEADER, NUM_RUNS, NUM_TASKS
 
-# A kernel's worker, which any number of threads run at once on one frame of int64: the next run of tasks, the next
-# thread, the numbers of tasks and of runs, the kernel's arguments. Some runs have one task more than the others. A
-# function of numba takes two addresses before its arguments, of its result and of its exception; kernels have neither.
+# A kernel's worker, which any number of threads run at once on one frame of int64: its header, see ``layout.py``, and
+# the kernel's arguments. Some runs have one task more than the others. A function of numba takes two addresses before
+# its arguments, of its result and of its exception; kernels have neither.
 _WORKER = """
 declare i32 @"{function}"(ptr, ptr, i64, i64{argument_types})
 define void @"{name}"(ptr %frame) {{
 entry:
   %nothing = alloca ptr
   %next_thread = getelementptr i64, ptr %frame, i64 1
+  %done_runs = getelementptr i64, ptr %frame, i64 4
   %slot = atomicrmw add ptr %next_thread, i64 1 seq_cst
 {loads}
   br label %take
@@ -44,13 +46,16 @@ begin:
   %first = sdiv i64 %before, %num_runs
   %end = sdiv i64 %through, %num_runs
   %is_any = icmp slt i64 %first, %end
-  br i1 %is_any, label %compute, label %take
+  br i1 %is_any, label %compute, label %finish
 compute:
   %task = phi i64 [ %first, %begin ], [ %next, %compute ]
   %status = call i32 @"{function}"(ptr %nothing, ptr %nothing, i64 %task, i64 %slot{arguments})
   %next = add i64 %task, 1
   %is_more = icmp slt i64 %next, %end
-  br i1 %is_more, label %compute, label %take
+  br i1 %is_more, label %compute, label %finish
+finish:
+  %finished = atomicrmw add ptr %done_runs, i64 1 acq_rel
+  br label %take
 done:
   ret void
 }}
@@ -58,40 +63,14 @@ done:
 _LOAD = """  %{name}_at = getelementptr i64, ptr %frame, i64 {place}
   %{name} = load i64, ptr %{name}_at"""
 
-# Calls of workers one after the other, three int64 for each: addresses of worker and frame, number of threads; see
-# ``recording.py``. %parallel: GOMP_parallel.
-_REPEAT = """
-define void @repeat(ptr %calls, i64 %count, ptr %parallel) {
-entry:
-  %is_any = icmp sgt i64 %count, 0
-  br i1 %is_any, label %call, label %done
-call:
-  %index = phi i64 [ 0, %entry ], [ %next, %called ]
-  %at = getelementptr [3 x i64], ptr %calls, i64 %index
-  %worker = load ptr, ptr %at
-  %frame_at = getelementptr i64, ptr %at, i64 1
-  %frame = load ptr, ptr %frame_at
-  %threads_at = getelementptr i64, ptr %at, i64 2
-  %threads = load i64, ptr %threads_at
-  store i64 0, ptr %frame
-  %next_thread = getelementptr i64, ptr %frame, i64 1
-  store i64 0, ptr %next_thread
-  %is_alone = icmp eq i64 %threads, 1
-  br i1 %is_alone, label %alone, label %shared
-alone:
-  call void %worker(ptr %frame)
-  br label %called
-shared:
-  %num_threads = trunc i64 %threads to i32
-  call void %parallel(ptr %worker, ptr %frame, i32 %num_threads, i32 0)
-  br label %called
-called:
-  %next = add i64 %index, 1
-  %is_more = icmp slt i64 %next, %count
-  br i1 %is_more, label %call, label %done
-done:
+_LIST = """
+declare i32 @"{function}"(ptr, ptr, i64)
+define void @compute_list(ptr %state) {{
+  %nothing = alloca ptr
+  %address = ptrtoint ptr %state to i64
+  %status = call i32 @"{function}"(ptr %nothing, ptr %nothing, i64 %address)
   ret void
-}
+}}
 """
 
 C_LIBRARY = {"sqrt"}  # for numbers below 0; the others are an instruction
@@ -126,13 +105,12 @@ TILE_KERNELS: dict[str, Any] = {  # and those that read their results or write w
 
 def compile_kernels(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
     """An object file with a function ``void name(int64 *frame)`` for each kernel; ``with_tiles``: the CPU has them."""
-    whole = binding.parse_assembly(_REPEAT)
-    whole.triple = machine.triple
+    whole = _list_function()
     kernels = KERNELS | TILE_KERNELS if with_tiles else KERNELS
     for name, kernel in kernels.items():
         whole.link_in(_worker(name, kernel))
     for function in whole.functions:
-        if not function.is_declaration and function.name not in {*kernels, "repeat"}:
+        if not function.is_declaration and function.name not in {*kernels, "compute_list"}:
             function.linkage = "private"
     builder = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=3))
     builder.getModulePassManager().run(whole, builder)
@@ -144,22 +122,35 @@ def compile_kernels(machine: binding.TargetMachine, with_tiles: bool) -> bytes:
     return code
 
 
+def _list_function() -> binding.ModuleRef:
+    signature = types.void(types.int64)
+    lists.compute_list.compile(signature.args)
+    return _linked(lists.compute_list, signature, _LIST)
+
+
 def _worker(name: str, kernel: Any) -> binding.ModuleRef:
     count = len(inspect.signature(kernel.py_func).parameters)
     signature = types.void(*[types.int64] * count)
     kernel.compile(signature.args)
     arguments = [f"a{number}" for number in range(count - 2)]
-    fields = enumerate(["num_tasks", "num_runs", *arguments], HEADER - 2)
-    text = _WORKER.format(
+    places = {"num_tasks": NUM_TASKS, "num_runs": NUM_RUNS} | {name: HEADER + i for i, name in enumerate(arguments)}
+    return _linked(
+        kernel,
+        signature,
+        _WORKER,
         name=name,
-        function=kernel.overloads[signature.args].fndesc.llvm_func_name,
         argument_types=", i64" * len(arguments),
-        loads="\n".join(_LOAD.format(name=field, place=place) for place, field in fields),
+        loads="\n".join(_LOAD.format(name=field, place=place) for field, place in places.items()),
         arguments="".join(f", i64 %{argument}" for argument in arguments),
     )
+
+
+def _linked(kernel: Any, signature: Any, text: str, **parts: str) -> binding.ModuleRef:
+    """A function that is called from outside, with the compiled one that it calls."""
+    text = text.format(function=kernel.overloads[signature.args].fndesc.llvm_func_name, **parts)
     module = binding.parse_assembly(kernel.inspect_llvm(signature.args))
-    worker = binding.parse_assembly(text)
-    worker.triple = module.triple
-    worker.data_layout = module.data_layout
-    worker.link_in(module)
-    return worker
+    outer = binding.parse_assembly(text)
+    outer.triple = module.triple
+    outer.data_layout = module.data_layout
+    outer.link_in(module)
+    return outer

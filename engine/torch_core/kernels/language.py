@@ -101,8 +101,22 @@ def _half_of_float(builder: Any, value: Any) -> Any:
     return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
 
 
+class _Bfloat(ir.Type):  # type: ignore[misc]  # llvmlite has no such type
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = _Bfloat()
+
+
+def _bfloat_of_float(builder: Any, value: Any) -> Any:
+    return builder.bitcast(builder.fptrunc(value, BFLOAT), ir.IntType(16))
+
+
 float_of_half = _convert(types.uint16, types.float32, _float_of_half)
 _rounded_to_half = _convert(types.float32, types.uint16, _half_of_float)
+# By an instruction of CPUs that have a matrix unit; in short loops the compiler does not see vectors of it.
+rounded_to_bfloat = _convert(types.float32, types.uint16, _bfloat_of_float)
 float_of_bits = _convert(types.int32, types.float32, lambda builder, bits: builder.bitcast(bits, ir.FloatType()))
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-HEADER = 4  # fields of a frame before a kernel's arguments: next run, next thread, number of tasks, number of runs
-NUM_TASKS, NUM_RUNS = 2, 3  # places of the last two
-MAX_ARGUMENTS = 20
+NEXT_RUN, NEXT_THREAD, NUM_TASKS, NUM_RUNS, DONE_RUNS = range(5)  # fields of a frame, int64
+HEADER = 5  # of these, before a kernel's arguments
+MAX_ARGUMENTS = 19
+CALL = 3  # int64 of a call in a list: addresses of worker and frame, number of threads
+STATE = 20  # int64 of a list while it is computed; those that threads write, and read meanwhile, on lines of their own
+NEXT_ROLE, TICKET, CALLS, NUM_CALLS, NAP = 0, 8, 16, 17, 18
 PANEL = 16  # columns of a linear layer that are stored side by side, and computed as one task
 GROUP = 32  # rows of a panel of int8 that have their scales in common, one for each column
 GROUP_BYTES = PANEL * (2 + GROUP)  # of the scales, bfloat16, and the rows behind them

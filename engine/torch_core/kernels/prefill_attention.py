@@ -2,9 +2,9 @@
 
 Engine process, CPU. See ``paged_attention.py`` for the cache. A block of queries and the heads that share a KV head are
 rows of products with a block's keys and values, with a softmax that is corrected as it goes (Dao et al. 2022,
-FlashAttention). A query's result follows from its own context alone: it is bitwise the same however a prompt is cut
-into chunks. Only a value that is no finite number also reaches earlier queries of its task: a weight of 0 times it is
-NaN.
+FlashAttention), but seldom. A query's result follows from its own context alone: it is bitwise the same however a
+prompt is cut into chunks. Only a value that is no finite number also reaches earlier queries of its task: a weight of 0
+times it is NaN.
 """
 
 from __future__ import annotations
@@ -13,12 +13,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.torch_core.kernels.language import DTYPES, Address, compiled, floats, halves, ints
+from engine.torch_core.kernels.language import (
+    DTYPES,
+    Address,
+    Array,
+    Float,
+    compiled,
+    floats,
+    halves,
+    ints,
+    rounded_to_bfloat,
+)
 from engine.torch_core.kernels.layout import QUERY_BLOCK, QUERY_ROWS, attend_bytes
 from engine.torch_core.kernels.products import add_product
-from engine.torch_core.kernels.rows import exp, greatest
+from engine.torch_core.kernels.rows import exp, exp_between, greatest
 
 _workspace_bytes = compiled(attend_bytes)
+ROOM = np.float32(8)  # a score may be that much greater than what a row's weights are relative to
 
 
 def start_of(dtype: str) -> Callable[..., None]:
@@ -52,10 +63,45 @@ def start_of(dtype: str) -> Callable[..., None]:
     return function
 
 
+@compiled
+def _share(score: Float) -> Float:
+    """e to a score less its reference, 0 where that is hardly a number."""
+    share = exp_between(score)
+    return np.float32(0) if score < np.float32(-87) else share
+
+
+def _shares_of(dtype: str) -> Callable[..., Float]:
+    """For weights that replace the scores, float32, or stand beside them, bfloat16."""
+
+    @compiled
+    def replace(score: Array, top: Float, weights: Address) -> Float:
+        """Scores become weights; returns their sum."""
+        added = np.float32(0)
+        for t in range(len(score)):
+            share = _share(score[t] - top)
+            score[t] = share
+            added += share
+        return added
+
+    @compiled
+    def write(score: Array, top: Float, weights: Address) -> Float:
+        """weights (num_scores,); returns their sum, unrounded."""
+        weight = halves(weights, (len(score),))
+        added = np.float32(0)
+        for t in range(len(score)):
+            share = _share(score[t] - top)
+            weight[t] = rounded_to_bfloat(share)
+            added += share
+        return added
+
+    function: Callable[..., Float] = replace if dtype == "float32" else write
+    return function
+
+
 def weigh_of(dtype: str) -> Callable[..., None]:
     """For weights that replace the scores, float32, or stand beside them, bfloat16."""
-    _, _, save = DTYPES[dtype]
-    in_place = dtype == "float32"
+    _, width, _ = DTYPES[dtype]
+    share_out = _shares_of(dtype)
 
     @compiled
     def weigh(
@@ -68,37 +114,31 @@ def weigh_of(dtype: str) -> Callable[..., None]:
         stats: Address,
         totals: Address,
     ) -> None:
-        """weights (num_rows, block_size) = e to the scores, of the same shape, less each row's greatest so far.
+        """weights (num_rows, block_size) = e to the scores, of the same shape, less each row's reference.
 
-        The first row sees ``num_seen`` of them, the next one more. stats (num_rows, 2): the greatest score and the sum
-        of weights, brought up to date, as are totals (num_rows, head_dim) where the greatest score has grown.
+        The first row sees ``num_seen`` of them, the next one more. stats (num_rows, 2): the reference and the sum of
+        weights. The reference is the greatest score so far, but is not moved for one that is greater by less than ROOM:
+        it seldom moves after the first block, and only then are totals (num_rows, head_dim) brought up to date.
         """
         for i in range(num_rows):
             stat = floats(stats + i * 2 * 4, (2,))
             score = floats(scores + i * block_size * 4, (block_size,))
-            seen = min(block_size, max(0, num_seen + i))
-            for t in range(seen, block_size):
-                score[t] = -np.inf
-            top = greatest(score, stat[0])
-            added = np.float32(0)
+            if num_seen + i < block_size:
+                for t in range(max(0, num_seen + i), block_size):
+                    score[t] = -np.inf
+            top = stat[0]
+            is_above = False
             for t in range(block_size):
-                share = exp(score[t] - top)
-                score[t] = share
-                added += share
-            for t in range(seen, block_size):
-                score[t] = 0
-            if not in_place:
-                weight = halves(weights + i * block_size * 2, (block_size,))
-                for t in range(block_size):
-                    weight[t] = save(score[t])
-            if top != stat[0]:
+                is_above |= score[t] > top + ROOM
+            if is_above:
+                top = greatest(score, top)
                 shrink = exp(stat[0] - top)
                 total = floats(totals + i * head_dim * 4, (head_dim,))
                 for d in range(head_dim):
                     total[d] *= shrink
                 stat[0] = top
                 stat[1] *= shrink
-            stat[1] += added
+            stat[1] += share_out(score, top, weights + i * block_size * width)
 
     function: Callable[..., None] = weigh
     return function

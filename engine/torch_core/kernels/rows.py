@@ -27,7 +27,12 @@ from engine.torch_core.kernels.language import (
 @compiled
 def exp(x: Float) -> Float:
     """e to the x, float32, to 2e-7 of itself, and never infinite; a call of the C library would not be vectorized."""
-    x = min(max(x, np.float32(-87.0)), np.float32(88.0))
+    return exp_between(min(max(x, np.float32(-87.0)), np.float32(88.0)))
+
+
+@compiled
+def exp_between(x: Float) -> Float:
+    """``exp``, for an x from -87 to 88."""
     power = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
     x = x - power * np.float32(0.693359375) + power * np.float32(2.12194440e-4)  # ln 2 in two parts (Cody and Waite)
     series = np.float32(1 / 5040)

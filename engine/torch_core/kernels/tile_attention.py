@@ -6,18 +6,13 @@ tiles are.
 
 from __future__ import annotations
 
-import numpy as np
-
 from engine.torch_core.kernels.language import (
+    CACHE_LINE,
     Address,
-    bfloat_of_float,
     compiled,
-    float_of_half,
     floats,
-    halves,
     ints,
     scratch,
-    words,
 )
 from engine.torch_core.kernels.layout import QUERY_BLOCK, TILE_DEPTH, TILE_PANEL, TILE_ROWS, attend_tiles_bytes
 from engine.torch_core.kernels.prefill_attention import finish_of, start_of, weigh_of
@@ -25,8 +20,10 @@ from engine.torch_core.kernels.tiles import (
     CONFIGURATION,
     MOST_ROWS,
     ROW,
+    TILE,
     add_product,
     configure,
+    interleave,
     load_configuration,
     load_sums,
     save_configuration,
@@ -38,23 +35,20 @@ _start, _weigh, _finish = start_of("bfloat16"), weigh_of("bfloat16"), finish_of(
 
 
 @compiled
-def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, target: Address) -> None:
+def _arrange(source: Address, num_rows: int, num_columns: int, num_valid: int, zeros: Address, target: Address) -> None:
     """target (num_columns / 32, num_rows / 32, 2) right tiles = source (num_rows, num_columns) float16, rounded.
 
     Rows from ``num_valid`` on count as zeros.
     """
-    cells = halves(source, (num_rows, num_columns))
-    tiles = words(target, (num_columns // TILE_PANEL, num_rows // TILE_DEPTH, 2, TILE_ROWS, TILE_ROWS))
     for row in range(0, num_rows, 2):
         depth, pair = row // TILE_DEPTH, row % TILE_DEPTH // 2
         for half in range(num_columns // TILE_ROWS):
-            column = half * TILE_ROWS
-            for i in range(TILE_ROWS):
-                first = np.uint32(bfloat_of_float(float_of_half(cells[row, column + i])))
-                second = np.uint32(bfloat_of_float(float_of_half(cells[row + 1, column + i])))
-                first = first if row < num_valid else np.uint32(0)
-                second = second if row + 1 < num_valid else np.uint32(0)
-                tiles[half // 2, depth, half % 2, pair, i] = first | (second << np.uint32(16))
+            first = source + (row * num_columns + half * TILE_ROWS) * 2
+            second = first + num_columns * 2
+            first = first if row < num_valid else zeros
+            second = second if row + 1 < num_valid else zeros
+            tile = (half // 2 * (num_rows // TILE_DEPTH) + depth) * 2 + half % 2
+            interleave(first, second, target + tile * TILE + pair * CACHE_LINE)
 
 
 @compiled
@@ -107,8 +101,8 @@ def attend_tiles(
     configured = 0
     for begin in range(0, context, block_size):
         place = (table[begin // block_size] * num_kv_heads + head) * block_elements * 2
-        _arrange(keys + place, head_dim, block_size, head_dim, key_tiles)
-        _arrange(values + place, block_size, head_dim, context - begin, value_tiles)
+        _arrange(keys + place, head_dim, block_size, head_dim, zeros, key_tiles)
+        _arrange(values + place, block_size, head_dim, context - begin, zeros, value_tiles)
         for first in range(0, group * QUERY_BLOCK, MOST_ROWS):
             q = first % QUERY_BLOCK
             count = min(MOST_ROWS, num_queries - q)

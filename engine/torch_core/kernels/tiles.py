@@ -17,7 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from engine.torch_core.kernels.language import CACHE_LINE, Address, compiled, octets, scratch
+from engine.torch_core.kernels.language import BFLOAT, CACHE_LINE, Address, compiled, octets, scratch
 from engine.torch_core.kernels.layout import TILE_ROWS
 
 # The registers: sums by their row and column, the two left tiles of a product, the two right ones.
@@ -31,6 +31,13 @@ AHEAD = 4096  # bytes: a CPU by itself does not fetch ahead beyond a page
 
 _WORD, _BYTE = ir.IntType(64), ir.IntType(8)
 _POINTER = _BYTE.as_pointer()
+_ITEMS = {
+    "half": ir.HalfType(),
+    "single": ir.FloatType(),
+    "bfloat": BFLOAT,
+    "bits": ir.IntType(16),
+    "word": ir.IntType(32),
+}
 
 
 def _call(builder: Any, name: str, arguments: list[Any]) -> None:
@@ -96,6 +103,25 @@ def fetch(_: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), generate
+
+
+@intrinsic
+def interleave(_: Any, first: Any, second: Any, target: Any) -> Any:
+    """target (16, 2) bfloat16 = two rows (16,) float16, rounded: a row of a right tile. By their addresses."""
+    kind = {name: ir.VectorType(item, TILE_ROWS) for name, item in _ITEMS.items()}
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        words = []
+        for address in arguments[:2]:
+            row = builder.load(builder.inttoptr(address, kind["half"].as_pointer()), align=2)
+            rounded = builder.fptrunc(builder.fpext(row, kind["single"]), kind["bfloat"])
+            words.append(builder.zext(builder.bitcast(rounded, kind["bits"]), kind["word"]))
+        sixteen = ir.Constant(kind["word"], [16] * TILE_ROWS)
+        both = builder.or_(words[0], builder.shl(words[1], sixteen))
+        builder.store(both, builder.inttoptr(arguments[2], kind["word"].as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), generate
 
 
 @compiled

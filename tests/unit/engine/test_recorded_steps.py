@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,16 +31,18 @@ BLOCK_SIZE = 32
 NUM_BLOCKS = 60
 CONTEXT = 150  # tokens in the cache before a step, of every sequence
 SEGMENT = 64
+MAX_ROWS = 200
 
-Steps = list[list[tuple[int, int]]]  # for each step: sequence and position of its rows
+Rows = list[tuple[int, int, int]]  # of a step: sequence, first position, number of its rows
 
 
 class Side:
     """One model with its own cache, filled with the same prompts on each side."""
 
-    def __init__(self, folder: Path, weight_format: str, most_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self, folder: Path, weight_format: str, monkeypatch: pytest.MonkeyPatch, by_lists: bool = True
+    ) -> None:
         monkeypatch.setattr(attention_module, "SEGMENT_TOKENS", SEGMENT)
-        monkeypatch.setattr(recorded_steps, "MAX_ROWS", most_rows)
         spec, loaded = read_spec(read_json(folder, "config.json")), kernels()
         self.model = Model(
             spec,
@@ -53,7 +54,9 @@ class Side:
             kernels=loaded,
         )
         self.attention = CpuAttention(spec, NUM_BLOCKS, BLOCK_SIZE, weight_format, loaded)
-        self.steps = RecordedSteps(self.model, self.attention, loaded)
+        self.steps = RecordedSteps(self.model, self.attention, loaded, MAX_ROWS)
+        if not by_lists:
+            self.steps._torch_computes = True
         rng = np.random.default_rng(0)
         tables = rng.permutation(NUM_BLOCKS).reshape(10, -1).tolist()
         self.sequences = []
@@ -77,95 +80,103 @@ class Side:
                 hidden = self.model.forward(token_ids, torch.from_numpy(batch.positions), self.attention)
             return hidden
 
-    def decode(self, rows: list[tuple[int, int]]) -> torch.Tensor:
-        return self.compute(self.batch([Chunk(self.sequences[index], position, 1) for index, position in rows]))
+    def step(self, rows: Rows) -> torch.Tensor:
+        return self.compute(self.batch([Chunk(self.sequences[index], *place) for index, *place in rows]))
 
-    def recordings(self) -> list[Any]:
-        return list(self.steps._recorded.values())
-
-
-ROWS = st.lists(
-    st.tuples(st.integers(0, 9), st.integers(1, CONTEXT - 1)), min_size=1, max_size=9, unique_by=lambda row: row[0]
-)
+    @property
+    def kept(self) -> list[tuple[int, bool]]:
+        return list(self.steps._kept)
 
 
+def steps(longest: int) -> st.SearchStrategy[list[Rows]]:
+    """With contexts of one segment or several; chunks of more than 4 rows are prefilled."""
+    row = st.tuples(st.integers(0, 9), st.integers(1, CONTEXT - 1), st.integers(1, longest))
+    return st.lists(st.lists(row, min_size=1, max_size=9, unique_by=lambda row: row[0]), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("longest", [1, 4, 20])
 @pytest.mark.parametrize(
     ("family", "weight_format"),
     [("llama3", "bfloat16"), ("llama3", "float16"), ("llama3", "int8"), ("qwen3", "float32")],
 )
-def test_repeated_steps_are_bitwise_the_same(family: str, weight_format: str, tmp_path: Path) -> None:
-    """Any rows with contexts of one segment or several, in any order of steps, over scattered blocks."""
+def test_steps_by_lists_are_bitwise_the_same(family: str, weight_format: str, longest: int, tmp_path: Path) -> None:
+    """Any rows in any order of steps, over scattered blocks."""
     if weight_format == "bfloat16":
         require_tiles()
     folder = save_tiny_model(family, tmp_path)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        plain = Side(folder, weight_format, 0, monkeypatch)
-        recorded = Side(folder, weight_format, 64, monkeypatch)
-        monkeypatch.setattr(recorded_steps, "MAX_ROWS", 64)
+        plain = Side(folder, weight_format, monkeypatch, by_lists=False)
+        listed = Side(folder, weight_format, monkeypatch)
 
-        @settings(max_examples=60, deadline=None)
-        @given(steps=st.lists(ROWS, min_size=1, max_size=6))
-        def check(steps: Steps) -> None:
-            for rows in steps:
-                monkeypatch.setattr(recorded_steps, "MAX_ROWS", 0)
-                expected = plain.decode(rows)
-                monkeypatch.setattr(recorded_steps, "MAX_ROWS", 64)
-                result = recorded.decode(rows)
-                assert torch.equal(result, expected)
+        @settings(max_examples=30, deadline=None)
+        @given(all_rows=steps(longest))
+        def check(all_rows: list[Rows]) -> None:
+            for rows in all_rows:
+                assert torch.equal(listed.step(rows), plain.step(rows))
 
         check()
-        assert plain.recordings() == []
-        assert len(recorded.recordings()) > 5
-        assert None not in recorded.recordings()
+        assert listed.steps._torch_computes is False
+        assert len(listed.kept) > 3
+        assert plain.kept == []
 
 
 def test_a_result_stays_while_the_next_step_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Side(save_tiny_model("llama3", tmp_path), "float16", 64, monkeypatch)
-    rows = [(0, 20), (1, 130)]
-    side.decode(rows)
-    first = side.decode(rows)
+    side = Side(save_tiny_model("llama3", tmp_path), "float16", monkeypatch)
+    rows = [(0, 20, 1), (1, 130, 1)]
+    side.step(rows)
+    first = side.step(rows)
     kept = first.clone()
-    side.decode([(2, 100), (3, 9)])
+    side.step([(2, 100, 1), (3, 9, 1)])
     assert torch.equal(first, kept)
-    assert torch.equal(side.decode(rows), kept)
+    assert torch.equal(side.step(rows), kept)
 
 
 def test_one_thread_repeats_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save_tiny_model("llama3", tmp_path)
-    rows = [(0, 20), (1, 130), (5, 77)]
+    rows = [(0, 20, 1), (1, 130, 1), (5, 77, 1)]
     results = []
     for count in (1, 2):
         with threads(count):
-            side = Side(folder, "float16", 64, monkeypatch)
-            results += [side.decode(rows), side.decode(rows)]
-            assert None not in side.recordings()
+            side = Side(folder, "float16", monkeypatch)
+            results += [side.step(rows), side.step(rows)]
+            assert side.kept == [(3, True)]
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_nothing_is_repeated_where_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_lists_where_torch_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its part would be left out."""
-    side = Side(save_tiny_model("llama3", tmp_path), "float16", 64, monkeypatch)
+    folder = save_tiny_model("llama3", tmp_path)
+    plain = Side(folder, "float16", monkeypatch)
+    side = Side(folder, "float16", monkeypatch)
+    side.steps = RecordedSteps(side.model, side.attention, kernels(), MAX_ROWS)  # as before the first step
     layers = side.model._layers
     down = layers[0].down
     layers[0] = replace(layers[0], down=lambda x: down(x).clone())
-    rows = [(0, 20), (1, 130)]
-    first = side.decode(rows)
-    assert torch.equal(side.decode(rows), first)
-    assert not torch.equal(side.decode([(0, 21), (1, 130)]), first)
-    assert side.recordings() == [None]
+    for rows in ([(0, 20, 1), (1, 130, 1)], [(0, 20, 1), (1, 130, 1)], [(0, 21, 1), (1, 130, 9)]):
+        assert torch.equal(side.step(rows), plain.step(rows))
+    assert side.kept == []
 
 
-def test_prefills_and_many_rows_are_not_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    side = Side(save_tiny_model("llama3", tmp_path), "float16", 3, monkeypatch)
-    assert side.recordings() == []  # the prompts
-    with torch.inference_mode():
-        for chunks in (
-            [Chunk(side.sequences[index], 20, 1) for index in range(4)],
-            [Chunk(side.sequences[0], 20, 1), Chunk(side.sequences[1], 20, 9)],
-        ):
-            batch = side.batch(chunks)
-            assert side.steps.run(batch, torch.from_numpy(batch.token_ids)) is None
-    assert side.recordings() == []
+def test_lists_are_kept_of_few_rows_without_prefills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = Side(save_tiny_model("llama3", tmp_path), "float16", monkeypatch)
+    assert side.kept == []  # the prompts
+    monkeypatch.setattr(recorded_steps, "KEPT_ROWS", 3)
+    side.step([(index, 20, 1) for index in range(4)])
+    side.step([(0, 20, 1), (1, 20, 9)])
+    assert side.kept == []
+    side.step([(0, 20, 1), (1, 20, 2)])
+    assert side.kept == [(3, False)]
+
+
+def test_more_rows_than_were_foreseen_are_computed_without_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny_model("llama3", tmp_path)
+    plain, side = Side(folder, "float16", monkeypatch), Side(folder, "float16", monkeypatch)
+    side.steps = RecordedSteps(side.model, side.attention, kernels(), 3)
+    rows = [(index, 20, 1) for index in range(4)]
+    assert torch.equal(side.step(rows), plain.step(rows))
+    assert side.kept == []
 
 
 X = torch.ones(4, 6)

@@ -18,6 +18,7 @@ from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
 from tokservice.tokenizer.custom_tools import arguments_of
 from tokservice.tokenizer.json_guard import check_depth
+from tokservice.tokenizer.template_probes import Shown
 from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
@@ -40,8 +41,8 @@ def render(
     """The prompt's text. ``mark`` is a text that no client can guess. Raises RequestError (400)."""
     if not messages:
         raise _invalid("'messages' must not be empty.")
-    conversation = [_plain(place, message, template) for place, message in enumerate(messages)]
-    conversation, tools = as_texts(conversation, tools, template)
+    conversation = [_plain(place, message, template.shows) for place, message in enumerate(messages)]
+    conversation, tools = as_texts(conversation, tools, template.shows)
     if not continue_final_message:
         add_generation_prompt = add_generation_prompt is None or add_generation_prompt
         return template.render(
@@ -71,16 +72,16 @@ def text_of(message: Message) -> str:
     return _text(0, message.content)
 
 
-def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
+def _plain(place: int, message: Message, shows: Shown) -> dict[str, Any]:
     refuse_unsupported(message, MESSAGE_NEUTRAL, param="messages")
-    role = "system" if message.role == "developer" and not template.knows_developer_role else message.role
+    role = "system" if message.role == "developer" and not shows.developer else message.role
     plain: dict[str, Any] = {"role": role, "content": _text(place, message.content)}
     thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
     optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
     plain |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
-        plain["content"] = plain["content"] or template.silence
-        plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
+        plain["content"] = plain["content"] or shows.silence
+        plain["tool_calls"] = [_tool_call(place, call, shows) for call in message.tool_calls]
     return plain
 
 
@@ -107,13 +108,13 @@ def _string(raw: msgspec.Raw | None) -> str | None:
         return None
 
 
-def _tool_call(place: int, call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
+def _tool_call(place: int, call: ToolCall, shows: Shown) -> dict[str, Any]:
     name, arguments = _named_arguments(place, call)
     if isinstance(arguments, str) and arguments.strip() in NO_ARGUMENTS:
         arguments = {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     mapping = _mapping(place, arguments) if isinstance(arguments, str) else arguments
-    function = {"name": name, "arguments": text if template.wants_arguments_as_text else mapping}
+    function = {"name": name, "arguments": text if shows.arguments_as_text else mapping}
     plain: dict[str, Any] = {"type": "function", "function": function}
     return plain if call.id is None else {"id": call.id, **plain}
 

@@ -1,6 +1,7 @@
-"""Tools for chat templates that know none: what they can do, calls and results as texts, in the form of Hermes.
+"""Conversations for chat templates that do not show all of them. Tokenizer worker; pure.
 
-Tokenizer worker; pure. Whatever a template would leave out without a sign is said in a way that it shows.
+Whatever a template would refuse, or leave out without a sign, is said in a way that it shows: what tools can do, calls
+and results as texts, in the form of Hermes; system messages as a part of their neighbours.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from tokservice.tokenizer.chat_template import ChatTemplate, Messages
+from tokservice.tokenizer.system_messages import folded
+from tokservice.tokenizer.template_probes import Messages, Shown
 
 TOOLS_PROMPT = """\
 You can call the functions that are described here, one in each line:
@@ -22,20 +24,22 @@ To call one, answer with its name and its arguments as JSON, in this form and wi
 
 
 def as_texts(
-    conversation: list[dict[str, Any]], tools: Messages | None, template: ChatTemplate
+    conversation: list[dict[str, Any]], tools: Messages | None, shows: Shown
 ) -> tuple[list[dict[str, Any]], Messages | None]:
-    """A conversation and its tools as far as the template shows them; the rest has become text.
+    """A conversation and its tools as far as the template ``shows`` them; the rest has become text.
 
     Earlier calls and results count without tools too: clients leave those out, or ask for no call, in a last turn.
     """
-    is_prompted = bool(tools) and not template.knows_tools
-    if is_prompted or not template.shows_calls:
+    prompted = None if shows.tools else tools
+    if prompted:
+        conversation = _with_tools_prompt(conversation, prompted)
+    if not shows.late_system:
+        conversation = folded(conversation, keeps_first=shows.system)
+    if prompted or not shows.calls:
         conversation = list(map(_with_calls_as_text, conversation))
-    if not template.shows_results:
+    if not shows.results:
         conversation = _with_results_as_text(conversation)
-    if tools and is_prompted:
-        return _with_tools_prompt(conversation, tools), None
-    return conversation, tools
+    return conversation, tools if shows.tools else None
 
 
 def _with_tools_prompt(conversation: Sequence[dict[str, Any]], tools: Messages) -> list[dict[str, Any]]:

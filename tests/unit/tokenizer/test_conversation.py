@@ -15,6 +15,17 @@ from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
 CHATML = ChatTemplate(CHAT_TEMPLATE, {})
+STRICT = ChatTemplate(  # refuses other roles
+    "{% for m in messages %}{% if m.role != ('user' if loop.index0 is even else 'assistant') %}"
+    "{{ raise_exception('roles must alternate, without ' + m.role) }}{% endif %}<{{ m.role }}>{{ m.content }}"
+    "{% endfor %}",
+    {},
+)
+SPOKEN = ChatTemplate(  # leaves them out
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}",
+    {},
+)
 TOOLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
 
 
@@ -92,17 +103,36 @@ def test_developer_is_system_unless_the_template_knows_it() -> None:
     [
         [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
         [{"role": "assistant", "content": "a"}],
-        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
     ],
 )
 def test_a_strict_template_refuses_in_its_own_words(messages: list[dict[str, Any]]) -> None:
-    """vllm#16774, sglang#892"""
-    strict = ChatTemplate(
-        "{% for m in messages %}{% if m.role != ('user' if loop.index0 is even else 'assistant') %}"
-        "{{ raise_exception('roles must alternate, without ' + m.role) }}{% endif %}{% endfor %}",
+    """vllm#16774"""
+    assert refused(messages, STRICT).message.startswith("roles must alternate")
+
+
+@pytest.mark.parametrize("template", [STRICT, SPOKEN])
+def test_system_messages_are_said_by_the_user_where_the_template_takes_none(template: ChatTemplate) -> None:
+    """Such templates refuse them (sglang#892), or leave them out without a sign."""
+    turns = [("developer", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("system", "d")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert render(messages, template) == "<user>be brief\n\na<assistant>b<user>c\n\nd"
+    assert render(messages[:3], template, continue_final_message=True) == "<user>be brief\n\na<assistant>b"
+    told = render(messages, template, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert told.startswith("<user>be brief\n\nYou can call the functions")
+    assert '"name": "f"' in told
+    assert told.endswith("</tool_call>\n\na<assistant>b<user>c\n\nd")
+
+
+def test_later_system_messages_join_others_where_the_template_takes_one_alone() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('only at the beginning') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}",
         {},
     )
-    assert refused(messages, strict).message.startswith("roles must alternate")
+    turns = [("system", "a"), ("user", "b"), ("system", "c"), ("assistant", "d"), ("developer", "e")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert render(messages, template) == "<system>a<user>b\n\nc<assistant>d<user>e"
+    assert render(messages).count("<|im_start|>system") == 3  # this one takes them anywhere
 
 
 def test_no_messages_are_refused() -> None:
@@ -211,7 +241,7 @@ def test_many_results_in_a_row_take_no_longer_each() -> None:
     """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
     results = [{"role": "tool", "content": "y" * 200}] * 30_000
     start = time.process_time()
-    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES)
+    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES.shows)
     assert time.process_time() - start < 5
     assert [turn["role"] for turn in said] == ["user", "user"]
 

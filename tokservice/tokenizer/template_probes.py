@@ -1,0 +1,149 @@
+"""What a chat template shows, found out by rendering short conversations. Tokenizer worker, at start-up; pure.
+
+Templates leave out what they do not know, mostly without a sign, or refuse it; words in their source tell neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tokservice.wire.errors import RequestError
+
+Messages = Sequence[Mapping[str, Any]]
+
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"key": {"type": "string", "description": "a key"}},
+    "required": ["key"],
+}
+_FUNCTION = {"name": "probed_tool", "description": "a tool", "parameters": _PARAMETERS}
+_TOOLS: Messages = [{"type": "function", "function": _FUNCTION}]
+
+
+class Shown(NamedTuple):
+    """What a template shows, and in which form it has to be given."""
+
+    tools: bool
+    calls: bool
+    results: bool
+    system: bool  # a message at the beginning
+    late_system: bool  # those behind others, in their place
+    developer: bool  # the role
+    silence: str | None  # the content of a message that calls tools and says nothing
+    arguments_as_text: bool  # of calls: JSON, not a mapping
+
+
+class Template(Protocol):
+    """Of a ChatTemplate what is needed here."""
+
+    source: str
+    shows: Shown
+
+    def render(
+        self, messages: Messages, *, now: float, add_generation_prompt: bool, tools: Messages | None = None
+    ) -> str:
+        """The prompt's text. Raises RequestError."""
+
+
+class Probe:
+    """Asks one template."""
+
+    def __init__(self, template: Template, *, for_tools: bool) -> None:
+        """``for_tools``: all requests have tools."""
+        self._template = template
+        self._tools = _TOOLS if for_tools else None
+
+    def shown(self) -> Shown:
+        """All of it."""
+        form = self._form_of_calls()
+        shows_calls = form is not None or "tool_calls" in self._template.source
+        silence, arguments_as_text = form or ("", False)
+        return Shown(
+            tools="probed_tool" in self._text([_turn("user")], _TOOLS),
+            calls=shows_calls,
+            results=shows_calls or self._shows([_turn("user"), _turn("assistant"), _turn("tool")], 2),
+            system=self._shows([_turn("system"), _turn("user")], 0),
+            late_system=self._shows_late_system(),
+            # A template that shows any role has not heard of this one.
+            developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),
+            silence=silence,
+            arguments_as_text=arguments_as_text,
+        )
+
+    def shows_parts_alone(self) -> bool:
+        """Whether the template goes through the parts of a content, and so leaves out one that is a text."""
+        contents: tuple[Any, ...] = ("probed", [{"type": "text", "text": "probed"}])
+        shown = ["probed" in self._text([{"role": "user", "content": content}]) for content in contents]
+        return shown == [False, True]
+
+    def _form_of_calls(self) -> tuple[str | None, bool] | None:
+        """How a message must be for its calls to be shown: the content of one that says nothing, and whether arguments
+        are JSON text; None: they are not shown in any form.
+
+        Some templates show calls only beside a content that is none, some put arguments between quotes as they are: of
+        a mapping Python's own form, or an error, would come of it.
+        """
+        for content in ("", None):
+            for arguments in ({"probed_key": "probed_value"}, '{"probed_key": "probed_value"}'):
+                text = self._text([_turn("user"), _calling(content, arguments)])
+                if "probed_key" in text and "probed_value" in text and "'probed_key'" not in text:
+                    return content, isinstance(arguments, str)
+        return None
+
+    def _shows_late_system(self) -> bool:
+        """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
+        beginning, where each new one would keep a conversation out of the prefix cache.
+        """
+        first, user, assistant = ({"role": role, "content": "a turn"} for role in ("system", "user", "assistant"))
+        late = {"role": "system", "content": "a late one"}
+        for before, after in (([first, user], []), ([first, user, assistant], [user])):
+            earlier, found, _ = self._text([*before, late, *after]).partition(late["content"])
+            if not found or earlier.count(first["content"]) < len(before):
+                return False
+        return True
+
+    def _shows(self, messages: Messages, place: int) -> bool:
+        """Whether the content of one of them can be seen."""
+        return messages[place]["content"] in self._text(messages)
+
+    def _text(self, messages: Messages, tools: Messages | None = None) -> str:
+        """As the template writes it; empty where it refuses."""
+        return _rendered(self._template, messages, tools or self._tools, add_generation_prompt=False)
+
+
+def texts(template: Template) -> list[str]:
+    """Some conversations as the template writes them; empty where it refuses one."""
+    system, user, again = ({"role": role, "content": f"a {role} b"} for role in ("system", "user", "user"))
+    assistant = {"role": "assistant", "content": "an answer", "reasoning_content": "a thought"}
+    arguments = '{"key": "value"}' if template.shows.arguments_as_text else {"key": "value"}
+    calling = _calling(template.shows.silence, arguments)
+    result = {"role": "tool", "content": "a result", "tool_call_id": "call00000", "name": "probe"}
+    conversations: list[Messages] = [
+        [user],
+        [system, user, assistant, again],
+        [user, calling, result],
+        [system, user, assistant, again, calling, result, assistant],
+    ]
+    return [
+        _rendered(template, conversation, tools, add_generation_prompt=add_generation_prompt)
+        for conversation in conversations
+        for tools in (None, _TOOLS)
+        for add_generation_prompt in (False, True)
+    ]
+
+
+def _rendered(template: Template, messages: Messages, tools: Messages | None, *, add_generation_prompt: bool) -> str:
+    try:
+        return template.render(messages, now=0, add_generation_prompt=add_generation_prompt, tools=tools)
+    except RequestError:
+        return ""
+
+
+def _turn(role: str) -> dict[str, Any]:
+    return {"role": role, "content": f"a probed {role}"}
+
+
+def _calling(content: str | None, arguments: Any) -> dict[str, Any]:
+    call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}

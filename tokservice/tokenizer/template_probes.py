@@ -12,6 +12,8 @@ from tokservice.wire.errors import RequestError
 
 Messages = Sequence[Mapping[str, Any]]
 
+SHORT_ID_CHARS = 9
+_SHORT_ID, _LONG_ID = "call00000", "call_0123456789abcdef"
 _PARAMETERS = {
     "type": "object",
     "properties": {"key": {"type": "string", "description": "a key"}},
@@ -32,6 +34,7 @@ class Shown(NamedTuple):
     developer: bool  # the role
     silence: str | None  # the content of a message that calls tools and says nothing
     arguments_as_text: bool  # of calls: JSON, not a mapping
+    short_ids: bool  # of calls: nine letters and digits alone, as Mistral's templates want them
 
 
 class Template(Protocol):
@@ -69,6 +72,7 @@ class Probe:
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),
             silence=silence,
             arguments_as_text=arguments_as_text,
+            short_ids=form is not None and self._shows_id(_SHORT_ID, form) and not self._shows_id(_LONG_ID, form),
         )
 
     def shows_parts_alone(self) -> bool:
@@ -90,6 +94,12 @@ class Probe:
                 if "probed_key" in text and "probed_value" in text and "'probed_key'" not in text:
                     return content, isinstance(arguments, str)
         return None
+
+    def _shows_id(self, call_id: str, form: tuple[str | None, bool]) -> bool:
+        """Whether a call with this id, and its result, can be seen."""
+        silence, arguments_as_text = form
+        call = _calling(silence, "{}" if arguments_as_text else {}, call_id)
+        return self._shows([_turn("user"), call, {**_turn("tool"), "tool_call_id": call_id}], 2)
 
     def _shows_late_system(self) -> bool:
         """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
@@ -118,7 +128,7 @@ def texts(template: Template) -> list[str]:
     assistant = {"role": "assistant", "content": "an answer", "reasoning_content": "a thought"}
     arguments = '{"key": "value"}' if template.shows.arguments_as_text else {"key": "value"}
     calling = _calling(template.shows.silence, arguments)
-    result = {"role": "tool", "content": "a result", "tool_call_id": "call00000", "name": "probe"}
+    result = {"role": "tool", "content": "a result", "tool_call_id": _SHORT_ID, "name": "probe"}
     conversations: list[Messages] = [
         [user],
         [system, user, assistant, again],
@@ -144,6 +154,6 @@ def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": f"a probed {role}"}
 
 
-def _calling(content: str | None, arguments: Any) -> dict[str, Any]:
-    call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+def _calling(content: str | None, arguments: Any, call_id: str = _SHORT_ID) -> dict[str, Any]:
+    call = {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": arguments}}
     return {"role": "assistant", "content": content, "tool_calls": [call]}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -205,9 +206,35 @@ def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "[" * 20_000, '{"k":' * 1000 + "1" + "}" * 1000])
-def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    """Nesting inside the string is bounded like that of the body: Rapid-MLX#798."""
-    assert refused(calls(arguments)).param == "messages"
+def test_tool_arguments_that_are_no_object_are_shown_as_a_text(arguments: str) -> None:
+    """Refused, they ended each conversation that held such a call: vllm#43995, software-agent-sdk#2888. Nesting inside
+    the string is bounded like that of the body: Rapid-MLX#798.
+    """
+    mapping = ChatTemplate(TOOLS.replace("%s", "{{ c.function.arguments | tojson }}"), {})
+    assert json.loads(render(calls(arguments), mapping)) == {"input": arguments}
+    assert (
+        render(calls(arguments), ChatTemplate(TOOLS.replace("%s", "{{ '' + c.function.arguments }}"), {})) == arguments
+    )
+
+
+def test_ids_of_calls_are_short_where_the_template_takes_no_others() -> None:
+    """Mistral's refuse the ids of other servers, and calls without any: llama.cpp#17700."""
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}"
+        "{{ raise_exception('ids') }}{% endif %}<{{ c.id }}>{{ c.function | tojson }}{% endfor %}"
+        "{% if m.role == 'tool' %}{% if not m.tool_call_id is defined or m.tool_call_id|length != 9 %}"
+        "{{ raise_exception('ids') }}{% endif %}<{{ m.tool_call_id }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    strict, other = ChatTemplate(source, {}), ChatTemplate(source.replace("!= 9", "> 99"), {})
+    for call_id in ("call_0123456789abcdef", "a-b-c-d-e", "", None, "abcdef123"):
+        messages = [*calls({}), {"role": "tool", "content": "x", "tool_call_id": call_id}]
+        messages[1]["tool_calls"][0]["id"] = call_id
+        called, answered = re.findall("<(.*?)>", render(messages, strict))
+        assert called == answered
+        assert called.isalnum()
+        assert (called == call_id) == (call_id == "abcdef123")
+        if call_id is not None:
+            assert re.findall("<(.*?)>", render(messages, other)) == [call_id, call_id]
 
 
 ROLES = ChatTemplate(  # knows these roles alone, and nothing of tools

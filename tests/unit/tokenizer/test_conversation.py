@@ -218,7 +218,7 @@ def test_tool_arguments_that_are_no_object_are_shown_as_a_text(arguments: str) -
 
 
 def test_ids_of_calls_are_short_where_the_template_takes_no_others() -> None:
-    """Mistral's refuse the ids of other servers, and calls without any: llama.cpp#17700."""
+    """Mistral's refuse the ids of other servers, and calls without any: vllm#9019, mlx-lm#1375."""
     source = (
         "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}"
         "{{ raise_exception('ids') }}{% endif %}<{{ c.id }}>{{ c.function | tojson }}{% endfor %}"

@@ -53,8 +53,9 @@ def test_a_free_answer_is_read_in_the_models_own_format() -> None:
 )
 def test_a_tool_without_arguments_has_properties_that_a_template_can_go_through(parameters: Any) -> None:
     """Clients leave them out (langchain-mcp-adapters#137), and templates as that of Seed-OSS refused the request."""
-    (shown,) = use(NOW | {"parameters": parameters}).shown or ()
-    assert shown["function"]["parameters"] == {"type": "object", "properties": {}} | (parameters or {})
+    shown = use(NOW | {"parameters": parameters}).shown
+    assert shown is not None
+    assert shown[0]["function"]["parameters"] == {"type": "object", "properties": {}} | (parameters or {})
 
 
 def test_without_a_use_tools_are_not_shown() -> None:

@@ -29,6 +29,7 @@ class Shown(NamedTuple):
     tools: bool
     calls: bool
     results: bool
+    late_user: bool  # messages of the user behind results
     system: bool  # a message at the beginning
     late_system: bool  # those behind others, in their place
     developer: bool  # the role
@@ -66,13 +67,14 @@ class Probe:
             tools="probed_tool" in self._text([_turn("user")], _TOOLS),
             calls=shows_calls,
             results=shows_calls or self._shows([_turn("user"), _turn("assistant"), _turn("tool")], 2),
+            late_user=form is None or self._shows(_exchange(form, _SHORT_ID), 3),
             system=self._shows([_turn("system"), _turn("user")], 0),
             late_system=self._shows_late_system(),
             # A template that shows any role has not heard of this one.
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),
             silence=silence,
             arguments_as_text=arguments_as_text,
-            short_ids=form is not None and self._shows_id(_SHORT_ID, form) and not self._shows_id(_LONG_ID, form),
+            short_ids=form is not None and self._shows_id(form, _SHORT_ID) and not self._shows_id(form, _LONG_ID),
         )
 
     def shows_parts_alone(self) -> bool:
@@ -95,11 +97,9 @@ class Probe:
                     return content, isinstance(arguments, str)
         return None
 
-    def _shows_id(self, call_id: str, form: tuple[str | None, bool]) -> bool:
+    def _shows_id(self, form: tuple[str | None, bool], call_id: str) -> bool:
         """Whether a call with this id, and its result, can be seen."""
-        silence, arguments_as_text = form
-        call = _calling(silence, "{}" if arguments_as_text else {}, call_id)
-        return self._shows([_turn("user"), call, {**_turn("tool"), "tool_call_id": call_id}], 2)
+        return self._shows(_exchange(form, call_id)[:3], 2)
 
     def _shows_late_system(self) -> bool:
         """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
@@ -152,6 +152,13 @@ def _rendered(template: Template, messages: Messages, tools: Messages | None, *,
 
 def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": f"a probed {role}"}
+
+
+def _exchange(form: tuple[str | None, bool], call_id: str) -> list[dict[str, Any]]:
+    """A call in a form that the template shows, its result, and what the user says then."""
+    silence, arguments_as_text = form
+    call = _calling(silence, "{}" if arguments_as_text else {}, call_id)
+    return [_turn("user"), call, {**_turn("tool"), "tool_call_id": call_id}, {"role": "user", "content": "a reply"}]
 
 
 def _calling(content: str | None, arguments: Any, call_id: str = _SHORT_ID) -> dict[str, Any]:

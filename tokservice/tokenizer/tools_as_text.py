@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from tokservice.tokenizer.system_messages import folded
+from tokservice.tokenizer.system_messages import GAP, folded
 from tokservice.tokenizer.template_probes import Messages, Shown
 
 TOOLS_PROMPT = """\
@@ -39,6 +39,8 @@ def as_texts(
         conversation = list(map(_with_calls_as_text, conversation))
     if not shows.results:
         conversation = _with_results_as_text(conversation)
+    elif not shows.late_user:
+        conversation = _with_users_joined(conversation)
     return conversation, tools if shows.tools else None
 
 
@@ -59,6 +61,19 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     content = "\n".join(filter(None, [message["content"], *texts]))
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+
+
+def _with_users_joined(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What the user says behind results joins the last of them."""
+    result: list[dict[str, Any]] = []
+    for role, group in groupby(conversation, lambda message: message["role"]):
+        turns = list(group)
+        if role == "user" and result and result[-1]["role"] == "tool":
+            texts = [result[-1]["content"], *(turn["content"] for turn in turns)]
+            result[-1] = {**result[-1], "content": GAP.join(texts)}
+        else:
+            result += turns
+    return result
 
 
 def _with_results_as_text(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

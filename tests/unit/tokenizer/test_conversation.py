@@ -264,6 +264,21 @@ def test_what_the_user_says_behind_results_joins_them() -> None:
     assert render(turns, ROLES).endswith(joined)
 
 
+def test_what_the_user_says_behind_results_joins_them_where_the_template_refuses_it() -> None:
+    """Mistral's, which count the messages of the user and the answers alone: hermes-agent#84944, mistral-vibe#1006."""
+    source = (
+        "{% set ns = namespace(index=0) %}{% for m in messages %}{% if m.role != 'tool' and not m.tool_calls %}"
+        "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set ns.index = ns.index + 1 %}{% endif %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    turns = [*calls({}), {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
+    turns += [{"role": "user", "content": "hm"}, {"role": "user", "content": "go on"}]
+    turns += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "so"}]
+    assert render(turns, ChatTemplate(source, {})).endswith("<tool>one<tool>two\n\nhm\n\ngo on<assistant>yes<user>so")
+    assert "two<|im_end|>\n<|im_start|>user\nhm" in render(turns)
+
+
 def test_many_results_in_a_row_take_no_longer_each() -> None:
     """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
     results = [{"role": "tool", "content": "y" * 200}] * 30_000

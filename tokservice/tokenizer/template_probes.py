@@ -31,6 +31,7 @@ class Shown(NamedTuple):
     results: bool
     late_user: bool  # messages of the user behind results
     system: bool  # a message at the beginning
+    kept_system: bool  # the same, in a conversation that ends with a result
     late_system: bool  # those behind others, in their place
     developer: bool  # the role
     silence: str | None  # the content of a message that calls tools and says nothing
@@ -61,6 +62,7 @@ class Probe:
     def shown(self) -> Shown:
         """All of it."""
         form = self._form_of_calls()
+        system = _turn("system")
         shows_calls = form is not None or "tool_calls" in self._template.source
         silence, arguments_as_text = form or ("", False)
         return Shown(
@@ -68,7 +70,8 @@ class Probe:
             calls=shows_calls,
             results=shows_calls or self._shows([_turn("user"), _turn("assistant"), _turn("tool")], 2),
             late_user=form is None or self._shows(_exchange(form, _SHORT_ID), 3),
-            system=self._shows([_turn("system"), _turn("user")], 0),
+            system=self._shows([system, _turn("user")], 0),
+            kept_system=form is None or self._shows([system, *_exchange(form, _SHORT_ID)[:3]], 0),
             late_system=self._shows_late_system(),
             # A template that shows any role has not heard of this one.
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),

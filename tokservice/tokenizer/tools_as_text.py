@@ -41,6 +41,8 @@ def as_texts(
         conversation = _with_results_as_text(conversation)
     elif not shows.late_user:
         conversation = _with_users_joined(conversation)
+    if not shows.kept_system and conversation[-1]["role"] == "tool":
+        conversation = folded(conversation, keeps_first=False)
     return conversation, tools if shows.tools else None
 
 

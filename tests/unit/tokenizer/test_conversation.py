@@ -279,6 +279,20 @@ def test_what_the_user_says_behind_results_joins_them_where_the_template_refuses
     assert "two<|im_end|>\n<|im_start|>user\nhm" in render(turns)
 
 
+def test_a_system_message_that_the_template_shows_with_the_last_message_alone_stays() -> None:
+    """Mistral's show it with a last message of the user, and left it out as soon as a tool had answered."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{% if loop.last and m.role == 'user' and "
+        "messages[0].role == 'system' %}{{ messages[0].content }}+{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endif %}{% endfor %}",
+        {},
+    )
+    turns = [{"role": "system", "content": "be"}, *calls({}), {"role": "tool", "content": "one"}]
+    assert render(turns, template).startswith("<user>be\n\nx<assistant>{")
+    assert render([*turns, {"role": "user", "content": "so"}], template).endswith("<tool>one<user>be+so")
+    assert render(turns[:2], template) == "<user>be+x"
+
+
 def test_many_results_in_a_row_take_no_longer_each() -> None:
     """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
     results = [{"role": "tool", "content": "y" * 200}] * 30_000

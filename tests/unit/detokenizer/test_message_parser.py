@@ -101,6 +101,20 @@ def hermes(name: str, arguments: str) -> str:
             "",
             [("add", '{"a": 1}'), ("get_weather", "{}")],
         ),
+        (
+            "llama3_json",  # the second one came as content: vllm#49923
+            '{"name": "add", "parameters": {"a": 1}}\n{"name": "get_weather", "parameters": {}}\n',
+            "",
+            [("add", '{"a": 1}'), ("get_weather", "{}")],
+        ),
+        ("llama3_json", '{"name": "add", "parameters": {}}\n{"a": 1}', '\n{"a": 1}', [("add", "{}")]),
+        (
+            "hermes",
+            hermes("add", '{"a": 1}').replace("}}", '}}\n{"name": "get_weather"}') + " x",
+            " x",
+            [("add", '{"a": 1}'), ("get_weather", "{}")],
+        ),
+        ("hermes", hermes("add", "{}") + '\n{"name": "add"}', '\n{"name": "add"}', [("add", "{}")]),
         ("llama3_json", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
         ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
         ("llama3_json", 'See {"name": "add", "parameters": {}}', 'See {"name": "add", "parameters": {}}', []),

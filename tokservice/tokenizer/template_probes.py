@@ -64,20 +64,22 @@ class Probe:
         form = self._form_of_calls()
         system = _turn("system")
         shows_calls = form is not None or "tool_calls" in self._template.source
-        silence, arguments_as_text = form or ("", False)
+        silence, arguments = form or ("", {})
+        exchange, later = _exchange(silence, arguments, _SHORT_ID), {"role": "user", "content": "a reply"}
+        shows_exchange = form is not None and self._shows(exchange, 2)
         return Shown(
             tools="probed_tool" in self._text([_turn("user")], _TOOLS),
             calls=shows_calls,
             results=shows_calls or self._shows([_turn("user"), _turn("assistant"), _turn("tool")], 2),
-            late_user=form is None or self._shows(_exchange(form, _SHORT_ID), 3),
+            late_user=not shows_exchange or self._shows([*exchange, later], 3),
             system=self._shows([system, _turn("user")], 0),
-            kept_system=form is None or self._shows([system, *_exchange(form, _SHORT_ID)[:3]], 0),
+            kept_system=not shows_exchange or self._shows([system, *exchange], 0),
             late_system=self._shows_late_system(),
             # A template that shows any role has not heard of this one.
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),
             silence=silence,
-            arguments_as_text=arguments_as_text,
-            short_ids=form is not None and self._shows_id(form, _SHORT_ID) and not self._shows_id(form, _LONG_ID),
+            arguments_as_text=isinstance(arguments, str),
+            short_ids=shows_exchange and not self._shows(_exchange(silence, arguments, _LONG_ID), 2),
         )
 
     def shows_parts_alone(self) -> bool:
@@ -86,9 +88,9 @@ class Probe:
         shown = ["probed" in self._text([{"role": "user", "content": content}]) for content in contents]
         return shown == [False, True]
 
-    def _form_of_calls(self) -> tuple[str | None, bool] | None:
-        """How a message must be for its calls to be shown: the content of one that says nothing, and whether arguments
-        are JSON text; None: they are not shown in any form.
+    def _form_of_calls(self) -> tuple[str | None, dict[str, str] | str] | None:
+        """How a message must be for its calls to be shown: the content of one that says nothing, and its arguments;
+        None: they are not shown in any form.
 
         Some templates show calls only beside a content that is none, some put arguments between quotes as they are: of
         a mapping Python's own form, or an error, would come of it.
@@ -97,12 +99,8 @@ class Probe:
             for arguments in ({"probed_key": "probed_value"}, '{"probed_key": "probed_value"}'):
                 text = self._text([_turn("user"), _calling(content, arguments)])
                 if "probed_key" in text and "probed_value" in text and "'probed_key'" not in text:
-                    return content, isinstance(arguments, str)
+                    return content, arguments
         return None
-
-    def _shows_id(self, form: tuple[str | None, bool], call_id: str) -> bool:
-        """Whether a call with this id, and its result, can be seen."""
-        return self._shows(_exchange(form, call_id)[:3], 2)
 
     def _shows_late_system(self) -> bool:
         """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
@@ -157,11 +155,9 @@ def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": f"a probed {role}"}
 
 
-def _exchange(form: tuple[str | None, bool], call_id: str) -> list[dict[str, Any]]:
-    """A call in a form that the template shows, its result, and what the user says then."""
-    silence, arguments_as_text = form
-    call = _calling(silence, "{}" if arguments_as_text else {}, call_id)
-    return [_turn("user"), call, {**_turn("tool"), "tool_call_id": call_id}, {"role": "user", "content": "a reply"}]
+def _exchange(content: str | None, arguments: Any, call_id: str) -> list[dict[str, Any]]:
+    """A call and its result."""
+    return [_turn("user"), _calling(content, arguments, call_id), {**_turn("tool"), "tool_call_id": call_id}]
 
 
 def _calling(content: str | None, arguments: Any, call_id: str = _SHORT_ID) -> dict[str, Any]:

@@ -29,6 +29,7 @@ class Shown(NamedTuple):
     tools: bool
     calls: bool
     results: bool
+    named_results: bool  # only those that name their tool
     late_user: bool  # messages of the user behind results
     system: bool  # a message at the beginning
     kept_system: bool  # the same, in a conversation that ends with a result
@@ -65,12 +66,13 @@ class Probe:
         system = _turn("system")
         shows_calls = form is not None or "tool_calls" in self._template.source
         silence, arguments = form or ("", {})
-        exchange, later = _exchange(silence, arguments, _SHORT_ID), {"role": "user", "content": "a reply"}
+        exchange, later = _exchange(silence, arguments, name="probe"), {"role": "user", "content": "a reply"}
         shows_exchange = form is not None and self._shows(exchange, 2)
         return Shown(
             tools="probed_tool" in self._text([_turn("user")], _TOOLS),
             calls=shows_calls,
             results=shows_calls or self._shows([_turn("user"), _turn("assistant"), _turn("tool")], 2),
+            named_results=shows_exchange and not self._shows(_exchange(silence, arguments), 2),
             late_user=not shows_exchange or self._shows([*exchange, later], 3),
             system=self._shows([system, _turn("user")], 0),
             kept_system=not shows_exchange or self._shows([system, *exchange], 0),
@@ -79,7 +81,7 @@ class Probe:
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),
             silence=silence,
             arguments_as_text=isinstance(arguments, str),
-            short_ids=shows_exchange and not self._shows(_exchange(silence, arguments, _LONG_ID), 2),
+            short_ids=shows_exchange and not self._shows(_exchange(silence, arguments, _LONG_ID, name="probe"), 2),
         )
 
     def shows_parts_alone(self) -> bool:
@@ -155,9 +157,10 @@ def _turn(role: str) -> dict[str, Any]:
     return {"role": role, "content": f"a probed {role}"}
 
 
-def _exchange(content: str | None, arguments: Any, call_id: str) -> list[dict[str, Any]]:
+def _exchange(content: str | None, arguments: Any, call_id: str = _SHORT_ID, **more: str) -> list[dict[str, Any]]:
     """A call and its result."""
-    return [_turn("user"), _calling(content, arguments, call_id), {**_turn("tool"), "tool_call_id": call_id}]
+    result = {**_turn("tool"), "tool_call_id": call_id, **more}
+    return [_turn("user"), _calling(content, arguments, call_id), result]
 
 
 def _calling(content: str | None, arguments: Any, call_id: str = _SHORT_ID) -> dict[str, Any]:

@@ -7,7 +7,7 @@ and results as texts, in the form of Hermes; system messages as a part of their 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -39,7 +39,9 @@ def as_texts(
         conversation = list(map(_with_calls_as_text, conversation))
     if not shows.results:
         conversation = _with_results_as_text(conversation)
-    elif not shows.late_user:
+    if shows.named_results:
+        conversation = list(_with_names(conversation))
+    if shows.results and not shows.late_user:
         conversation = _with_users_joined(conversation)
     if not shows.kept_system and conversation[-1]["role"] == "tool":
         conversation = folded(conversation, keeps_first=False)
@@ -63,6 +65,16 @@ def _with_calls_as_text(message: dict[str, Any]) -> dict[str, Any]:
     texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     content = "\n".join(filter(None, [message["content"], *texts]))
     return {key: value for key, value in message.items() if key != "tool_calls"} | {"content": content}
+
+
+def _with_names(conversation: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Results with the names of their tools, which clients of OpenAI's API leave to the ids of calls."""
+    names: dict[str | None, str] = {}
+    for message in conversation:
+        names |= {call.get("id"): call["function"]["name"] for call in message.get("tool_calls", ())}
+        if message["role"] == "tool" and "name" not in message:
+            message = {**message, "name": names.get(message.get("tool_call_id"), "tool")}
+        yield message
 
 
 def _with_users_joined(conversation: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

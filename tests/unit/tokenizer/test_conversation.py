@@ -279,6 +279,24 @@ def test_what_the_user_says_behind_results_joins_them_where_the_template_refuses
     assert "two<|im_end|>\n<|im_start|>user\nhm" in render(turns)
 
 
+def test_results_name_their_tools_where_the_template_needs_it() -> None:
+    """Clients leave it to the ids of calls, and FunctionGemma's template refused each result: maclocal-api#67."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}{{ m.name }}>{% if m.role == 'tool' and not m.name %}"
+        "{{ raise_exception('name must be provided') }}{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    results = [
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": "two", "tool_call_id": "1", "name": "own"},
+        {"role": "tool", "content": "three"},
+    ]
+    turns = [*calls({}), *results]
+    assert render(turns, ChatTemplate(source, {})).endswith("<toolf>one<toolown>two<tooltool>three")
+    needless = source.replace("m.role == 'tool' and not m.name", "false")
+    assert render(turns, ChatTemplate(needless, {})).endswith("<tool>one<toolown>two<tool>three")
+
+
 def test_a_system_message_that_the_template_shows_with_the_last_message_alone_stays() -> None:
     """Mistral's show it with a last message of the user, and left it out as soon as a tool had answered."""
     template = ChatTemplate(

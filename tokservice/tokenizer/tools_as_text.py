@@ -35,12 +35,12 @@ def as_texts(
         conversation = _with_tools_prompt(conversation, prompted)
     if not shows.late_system:
         conversation = folded(conversation, keeps_first=shows.system)
+    if shows.named_results:
+        conversation = list(_with_names(conversation))
     if prompted or not shows.calls:
         conversation = list(map(_with_calls_as_text, conversation))
     if not shows.results:
         conversation = _with_results_as_text(conversation)
-    if shows.named_results:
-        conversation = list(_with_names(conversation))
     if shows.results and not shows.late_user:
         conversation = _with_users_joined(conversation)
     if not shows.kept_system and conversation[-1]["role"] == "tool":

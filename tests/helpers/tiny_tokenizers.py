@@ -103,7 +103,7 @@ def write_model(
     folder: Path,
     tokenizer: Tokenizer,
     *,
-    chat_template: str | None = CHAT_TEMPLATE,
+    chat_template: str | list[dict[str, str]] | None = CHAT_TEMPLATE,
     special_tokens: dict[str, str] | None = None,
     generation_config: dict[str, Any] | None = None,
 ) -> Path:

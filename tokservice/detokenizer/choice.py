@@ -26,6 +26,7 @@ class ChoiceText:
         "_log",
         "_matcher",
         "_min_tokens",
+        "_stop_table",
         "_stream",
         "finish_reason",
         "num_tokens",
@@ -39,9 +40,12 @@ class ChoiceText:
         *,
         include_stop: bool,
         min_tokens: int,
+        stop_table: Sequence[bytes] | None = None,
         log: TokenLog | None = None,
     ) -> None:
+        """``stop_table``: id -> bytes where stop strings are looked for; None: that of the stream."""
         self._stream = stream
+        self._stop_table = stream.table if stop_table is None else stop_table
         self._matcher = StopMatcher(stops) if stops is not None else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens  # stop strings are not looked for in the text of so many tokens
@@ -83,6 +87,8 @@ class ChoiceText:
         shown = []
         for token_id in token_ids:  # one by one: the tokens after a stop string are not consumed
             self.num_tokens += 1
+            if self.num_tokens > self._min_tokens:
+                self._stream.table = self._stop_table
             text = self._next(token_id)
             shown.append(self._match(text) if self.num_tokens > self._min_tokens else self._count(text, text))
             if self.finish_reason:

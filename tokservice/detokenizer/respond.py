@@ -360,6 +360,7 @@ class Responder:
 def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText], list[Detail]]:
     """The choices, and their details where there are any."""
     with_marks = bool(context.tool_format or context.reasoning)
+    early_table = vocabulary.table(skip_special=context.skip_special_tokens, with_marks=with_marks)
     table = vocabulary.table(skip_special=context.skip_special_tokens, with_marks=with_marks, stops=context.stop)
     stops = stop.compiled(context.stop) if context.stop else None
     bare = set(context.bare_prompts) if vocabulary.strips_leading_space else ()
@@ -371,9 +372,16 @@ def _choices(vocabulary: Vocabulary, context: Context) -> tuple[list[ChoiceText]
             log = None
             if needs_log(context):
                 log = TokenLog(names, num_logprobs=context.num_logprobs, at_once=context.route == Route.GENERATE)
-            stream = TextStream(table, strip_leading_space=prompt in bare)
+            stream = TextStream(early_table, strip_leading_space=prompt in bare)
             choices.append(
-                ChoiceText(stream, stops, include_stop=context.include_stop, min_tokens=context.min_tokens, log=log)
+                ChoiceText(
+                    stream,
+                    stops,
+                    include_stop=context.include_stop,
+                    min_tokens=context.min_tokens,
+                    stop_table=table,
+                    log=log,
+                )
             )
             if needs_detail(context):
                 details.append(detail(context, log, reporter))

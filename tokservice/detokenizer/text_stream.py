@@ -14,16 +14,16 @@ from collections.abc import Sequence
 class TextStream:
     """The text of one choice."""
 
-    __slots__ = ("_at_start", "_pending", "_table")
+    __slots__ = ("_at_start", "_pending", "table")
 
     def __init__(self, table: Sequence[bytes], *, strip_leading_space: bool) -> None:
-        self._table = table  # id -> bytes
+        self.table = table  # id -> bytes, of the tokens to come
         self._pending = b""  # the beginning of a character
         self._at_start = strip_leading_space  # the synthetic blank before the text has yet to be dropped
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
-        table = self._table
+        table = self.table
         try:
             data = table[token_ids[0]] if len(token_ids) == 1 else b"".join([table[i] for i in token_ids])
         except IndexError:  # ids that the tokenizer does not know: padding rows of the embedding
@@ -39,7 +39,7 @@ class TextStream:
 
     def data(self, token_id: int) -> bytes:
         """The bytes that a token would add now."""
-        data = self._table[token_id] if token_id < len(self._table) else b""
+        data = self.table[token_id] if token_id < len(self.table) else b""
         return data.removeprefix(b" ") if self._at_start else data
 
     def flush(self) -> str:

@@ -16,7 +16,8 @@ from tokservice.wire.errors import ConfigError, StartupError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # org/name
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
-_NOT_HUB_FILES = ["*/*", "consolidated*"]  # the same weights once more, in other formats
+# The same weights once more, in other formats. Chat templates may lie in a folder.
+_NOT_HUB_FILES = ["*/*.json", "*/*.safetensors", "tokenizer*/*", "consolidated*"]
 _MAX_REASON = 300  # characters of the Hub library's message, which spans lines
 
 

@@ -129,7 +129,7 @@ class CommonSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: Refused = NULL
     use_beam_search: RefusedUnlessFalse = NULL
     length_penalty: Annotated[Raw, Neutral(1, 1.0)] = NULL
-    spaces_between_special_tokens: Annotated[Raw, Neutral(True)] = NULL
+    spaces_between_special_tokens: Annotated[Raw, Neutral(True, False)] = NULL  # none come between them anyway
 
 
 class Sampling(CommonSampling, kw_only=True):

@@ -32,7 +32,6 @@ from tokservice.protocol.guide_fields import JsonSchema, ResponseFormat
 from tokservice.protocol.reading import refuse_unsupported
 from tokservice.protocol.requests import ChatBody, FunctionCall, Message, TokenizeBody, ToolCall
 from tokservice.protocol.tools import Function, Tool, ToolChoice, ToolDemand, ToolName
-from tokservice.tokenizer.late_system import folded
 from tokservice.tokenizer.reasoning import effort_variables, thinking_variables
 from tokservice.tokenizer.sampling import stop_strings
 from tokservice.tokenizer.traits import Traits
@@ -48,7 +47,7 @@ def chat_body(body: MessagesBody, traits: Traits) -> ChatBody:
     output = _output_format(body)
     return ChatBody(
         model=body.model,
-        messages=_conversation(body, traits),
+        messages=_conversation(body),
         continue_final_message=_is_begun(body),
         max_tokens=body.max_tokens,
         temperature=body.temperature,
@@ -69,7 +68,7 @@ def tokenize_body(body: CountTokensBody, traits: Traits) -> TokenizeBody:
     shows_tools = body.tool_choice is None or body.tool_choice.type != "none"
     return TokenizeBody(
         model=body.model,
-        messages=_conversation(body, traits),
+        messages=_conversation(body),
         continue_final_message=_is_begun(body),
         tools=_tools(body.tools) if shows_tools else None,
         chat_template_kwargs=_variables(body, traits),
@@ -118,12 +117,11 @@ def _is_begun(body: CountTokensBody) -> bool:
     return bool(body.messages) and body.messages[-1].role == "assistant"
 
 
-def _conversation(body: CountTokensBody, traits: Traits) -> list[Message]:
+def _conversation(body: CountTokensBody) -> list[Message]:
     prompt = _system_prompt(body.system or "")
     system = [Message(role="system", content=prompt)] if prompt else []
     messages = [part for place, message in enumerate(body.messages) for part in _messages(place, message)]
-    conversation = [*system, *messages] if messages else []
-    return conversation if traits.takes_late_system else folded(conversation)
+    return [*system, *messages] if messages else []
 
 
 def _system_prompt(system: str | Sequence[OnlyText]) -> str:

@@ -8,10 +8,10 @@ and ``strftime_now``, the tags ``break``, ``continue`` and ``generation``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 from jinja2 import meta, nodes
@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tokservice.tokenizer import template_marks
+from tokservice.tokenizer import template_marks, template_probes
 from tokservice.tokenizer.model_files import read_json, read_text
 from tokservice.tokenizer.own_tokens import OwnTokens
 from tokservice.tokenizer.time_limit import TimeUp, time_limit
@@ -31,39 +31,84 @@ MAX_RENDER_S = 5.0  # of CPU time: a template that loops for ever costs its requ
 MAX_RENDERED_CHARS = 1 << 26
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULT, FOR_TOOLS = "default", "tool_use"  # names of templates
 
 
-def load(model_dir: Path, override: str, own_tokens: OwnTokens | None = None) -> ChatTemplate | None:
-    """The template of a model's folder, or the operator's file in its place; None where there is none.
+class ChatTemplates(NamedTuple):
+    """Those of a model: one for requests with tools, and one for others; mostly the same."""
 
-    In order: ``override``, ``chat_template.jinja``, ``chat_template`` in ``tokenizer_config.json`` (of several
-    templates there the one called "default"). ``own_tokens``: has the control tokens that the template writes
-    marked. Raises StartupError.
+    default: ChatTemplate
+    for_tools: ChatTemplate
+
+    def of(self, tools: Messages | None) -> ChatTemplate:
+        """The one for a request with these tools."""
+        return self.for_tools if tools else self.default
+
+
+def load(model_dir: Path, override: str, own_tokens: OwnTokens | None = None) -> ChatTemplates | None:
+    """The templates of a model's folder, or the operator's file in their place; None where there is none.
+
+    ``own_tokens``: has the control tokens that a template writes marked. Raises StartupError.
     """
     config = read_json(model_dir / "tokenizer_config.json")
-    file = Path(override) if override else model_dir / "chat_template.jinja"
-    source = config.get("chat_template")
-    if override or file.exists():
-        source = read_text(file)
-    elif isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry["name"] == "default"), None)
-    if source is None:
-        return None
+    sources = _sources(model_dir, override, config.get("chat_template"))
     special = {name: config[name] for name in SPECIAL_TOKENS if config.get(name)}
     contents = {name: token["content"] if isinstance(token, dict) else token for name, token in special.items()}
-    template = ChatTemplate(source, contents)
-    if own_tokens is None:
-        return template
-    marked = ChatTemplate(source, contents, own_tokens)
-    own_tokens.check(_probes(marked), _probes(template))
-    return marked
+
+    def compiled(mark: Callable[[str], str] | None = None) -> dict[str, ChatTemplate]:
+        return {
+            name: ChatTemplate(source, contents, mark, for_tools=name == FOR_TOOLS) for name, source in sources.items()
+        }
+
+    templates = compiled()
+    if own_tokens is not None and templates:
+        written = [text for template in templates.values() for text in template.written]
+        marked = compiled(own_tokens.mark([*contents.values(), *written]))
+        for name, template in marked.items():
+            own_tokens.check(template_probes.texts(template), template_probes.texts(templates[name]))
+        templates = marked
+    if DEFAULT not in templates:
+        return None
+    return ChatTemplates(templates[DEFAULT], templates.get(FOR_TOOLS, templates[DEFAULT]))
+
+
+def _sources(model_dir: Path, override: str, configured: Any) -> dict[str, str]:
+    """The templates that are used, by name.
+
+    In order: ``override``; ``chat_template.jinja``, and beside it ``additional_chat_templates``; what is ``configured``
+    in ``tokenizer_config.json``, one template or several with names; ``chat_template.json``.
+    """
+    file = model_dir / "chat_template.jinja"
+    if override:
+        return {DEFAULT: read_text(Path(override))}
+    if file.exists():
+        files = {DEFAULT: file, FOR_TOOLS: model_dir / "additional_chat_templates" / f"{FOR_TOOLS}.jinja"}
+        return {name: read_text(path) for name, path in files.items() if path.exists()}
+    if configured is None:
+        configured = read_json(model_dir / "chat_template.json").get("chat_template")
+    try:
+        named = {one["name"]: one["template"] for one in configured} if isinstance(configured, list) else {}
+    except (TypeError, KeyError) as error:
+        raise StartupError(f"the list of chat templates is broken: {error!r}") from error
+    named = named or {DEFAULT: configured}
+    if not all(isinstance(source, str | None) for source in named.values()):
+        raise StartupError("a chat template is no text")
+    return {name: named[name] for name in (DEFAULT, FOR_TOOLS) if named.get(name) is not None}
 
 
 class ChatTemplate:
     """A compiled template."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], own_tokens: OwnTokens | None = None) -> None:
-        """``special_tokens``: bos_token, eos_token and so on, as the template names them. ``own_tokens``: see load.
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        mark: Callable[[str], str] | None = None,
+        *,
+        for_tools: bool = False,
+    ) -> None:
+        """``special_tokens``: bos_token, eos_token and so on, as the template names them. ``mark``: replaces the
+        control tokens in a text that the template writes. ``for_tools``: it is used for requests with tools alone.
         Raises StartupError.
         """
         environment = ImmutableSandboxedEnvironment(
@@ -74,27 +119,20 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self.variables = frozenset(meta.find_undeclared_variables(tree))
-            if own_tokens is not None:
-                mark = own_tokens.mark([*special_tokens.values(), *template_marks.written(tree)])
+            self.written = template_marks.written(tree)
+            if mark is not None:
                 template_marks.rewrite(tree, mark)
                 special_tokens = {name: mark(token) for name, token in special_tokens.items()}
             self._template = environment.from_string(tree, globals=dict(special_tokens))
         except (jinja2.TemplateError, RecursionError) as error:
             raise StartupError(f"the chat template is broken: {error}") from error
         self.source = source
-        self.knows_tools = "tools" in source
         self._reserved = {"messages", "tools", "add_generation_prompt", "strftime_now", *environment.globals}
         self._reserved |= set(special_tokens)
-        # A template that does not know the role would drop such a message, or refuse it.
-        self.knows_developer_role = "developer" in source
         self._wants_parts = False
-        self._wants_parts = self._shows_parts_alone()
-        form = self._form_of_calls()
-        self.shows_calls = form is not None or "tool_calls" in source
-        # The content of a message that calls tools and says nothing, and whether their arguments are JSON text.
-        self.silence, self.wants_arguments_as_text = form or ("", False)
-        self.takes_late_system = self._shows_late_system()
-        self.shows_results = self.shows_calls or self._shows_results()
+        probe = template_probes.Probe(self, for_tools=for_tools)
+        self._wants_parts = probe.shows_parts_alone()
+        self.shows = probe.shown()
 
     def render(
         self,
@@ -105,8 +143,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """The prompt's text. The contents of messages are texts, or ``silence``. Raises RequestError (400) with the
-        template's own complaint.
+        """The prompt's text. The contents of messages are texts, or ``shows.silence``. Raises RequestError (400) with
+        the template's own complaint.
         """
         variables = variables or {}
         if self._wants_parts:
@@ -143,94 +181,6 @@ class ChatTemplate:
             if num_chars > MAX_RENDERED_CHARS:
                 raise jinja2.TemplateRuntimeError(f"the prompt has more than {MAX_RENDERED_CHARS} characters")
         return "".join(pieces)
-
-    def _shows_parts_alone(self) -> bool:
-        """Whether the template goes through the parts of a content, and so leaves out one that is a text."""
-        shown = []
-        for content in ("probe", _parts("probe")):
-            try:
-                text = self.render([{"role": "user", "content": content}], now=0, add_generation_prompt=False)
-            except RequestError:
-                text = ""
-            shown.append("probe" in text)
-        return shown == [False, True]
-
-    def _form_of_calls(self) -> tuple[str | None, bool] | None:
-        """How a message must be for its calls to be shown: the content of one that says nothing, and whether arguments
-        are JSON text; None: they are not shown in any form.
-
-        Some templates show calls only beside a content that is none, some put arguments between quotes as they are: of
-        a mapping Python's own form, or an error, would come of it.
-        """
-        for content in ("", None):
-            for arguments in ({"probed_key": "probed_value"}, '{"probed_key": "probed_value"}'):
-                function = {"name": "probe", "arguments": arguments}
-                call = {"id": "call00000", "type": "function", "function": function}
-                turns: Messages = [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": content, "tool_calls": [call]},
-                ]
-                try:
-                    text = self.render(turns, now=0, add_generation_prompt=False)
-                except RequestError:
-                    continue
-                if "probed_key" in text and "probed_value" in text and "'probed_key'" not in text:
-                    return content, isinstance(arguments, str)
-        return None
-
-    def _shows_results(self) -> bool:
-        """Whether what a tool has said can be seen: some templates refuse its role, others leave it out."""
-        turns = [{"role": role, "content": f"a probed {role}"} for role in ("user", "assistant", "tool")]
-        try:
-            return turns[-1]["content"] in self.render(turns, now=0, add_generation_prompt=False)
-        except RequestError:
-            return False
-
-    def _shows_late_system(self) -> bool:
-        """Whether a system message can stand behind others: some templates refuse it, leave it out, or show it at the
-        beginning, where each new one would keep a conversation out of the prefix cache.
-        """
-        first, user, assistant = ({"role": role, "content": "a turn"} for role in ("system", "user", "assistant"))
-        late = {"role": "system", "content": "a late one"}
-        for before, after in (([first, user], []), ([first, user, assistant], [user])):
-            try:
-                text = self.render([*before, late, *after], now=0, add_generation_prompt=True)
-            except RequestError:
-                return False
-            earlier, found, _ = text.partition(late["content"])
-            if not found or earlier.count(first["content"]) < len(before):
-                return False
-        return True
-
-
-def _probes(template: ChatTemplate) -> list[str]:
-    """Some conversations as the template writes them; empty where it refuses one."""
-    system, user, again = ({"role": role, "content": f"a {role} b"} for role in ("system", "user", "user"))
-    assistant = {"role": "assistant", "content": "an answer", "reasoning_content": "a thought"}
-    arguments: Any = '{"key": "value"}' if template.wants_arguments_as_text else {"key": "value"}
-    call = {"id": "call00000", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-    calling = {"role": "assistant", "content": template.silence, "tool_calls": [call]}
-    result = {"role": "tool", "content": "a result", "tool_call_id": "call00000", "name": "probe"}
-    parameters = {"type": "object", "properties": {"key": {"type": "string", "description": "a key"}}}
-    tool = {"type": "function", "function": {"name": "probe", "description": "a tool", "parameters": parameters}}
-    conversations: list[Messages] = [
-        [user],
-        [system, user, assistant, again],
-        [user, calling, result],
-        [system, user, assistant, again, calling, result, assistant],
-    ]
-    texts = []
-    for conversation in conversations:
-        for tools in (None, [tool]):
-            for add_generation_prompt in (False, True):
-                try:
-                    text = template.render(
-                        conversation, now=0, add_generation_prompt=add_generation_prompt, tools=tools
-                    )
-                except RequestError:
-                    text = ""
-                texts.append(text)
-    return texts
 
 
 def _parts(text: str) -> list[dict[str, str]]:

@@ -2,11 +2,12 @@
 
 Rules where the APIs of models differ: text parts are joined without a separator; null content is an empty text; the
 role "developer" becomes "system" unless the template knows it; the arguments of tool calls become a mapping, or JSON
-text, whichever the template needs.
+text, whichever the template needs, and their ids become short ones where it takes no others.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
 from tokservice.tokenizer.custom_tools import arguments_of
 from tokservice.tokenizer.json_guard import check_depth
+from tokservice.tokenizer.template_probes import SHORT_ID_CHARS, Shown
 from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
@@ -40,8 +42,8 @@ def render(
     """The prompt's text. ``mark`` is a text that no client can guess. Raises RequestError (400)."""
     if not messages:
         raise _invalid("'messages' must not be empty.")
-    conversation = [_plain(place, message, template) for place, message in enumerate(messages)]
-    conversation, tools = as_texts(conversation, tools, template)
+    conversation = [_plain(place, message, template.shows) for place, message in enumerate(messages)]
+    conversation, tools = as_texts(conversation, tools, template.shows)
     if not continue_final_message:
         add_generation_prompt = add_generation_prompt is None or add_generation_prompt
         return template.render(
@@ -71,16 +73,17 @@ def text_of(message: Message) -> str:
     return _text(0, message.content)
 
 
-def _plain(place: int, message: Message, template: ChatTemplate) -> dict[str, Any]:
+def _plain(place: int, message: Message, shows: Shown) -> dict[str, Any]:
     refuse_unsupported(message, MESSAGE_NEUTRAL, param="messages")
-    role = "system" if message.role == "developer" and not template.knows_developer_role else message.role
+    role = "system" if message.role == "developer" and not shows.developer else message.role
     plain: dict[str, Any] = {"role": role, "content": _text(place, message.content)}
     thoughts = message.reasoning if message.reasoning_content is None else message.reasoning_content
-    optional = {"name": message.name, "tool_call_id": message.tool_call_id, "reasoning_content": thoughts}
+    called = _call_id(message.tool_call_id, shows) if message.role == "tool" else message.tool_call_id
+    optional = {"name": message.name, "tool_call_id": called, "reasoning_content": thoughts}
     plain |= {name: value for name, value in optional.items() if value is not None}
     if message.tool_calls:
-        plain["content"] = plain["content"] or template.silence
-        plain["tool_calls"] = [_tool_call(place, call, template) for call in message.tool_calls]
+        plain["content"] = plain["content"] or shows.silence
+        plain["tool_calls"] = [_tool_call(place, call, shows) for call in message.tool_calls]
     return plain
 
 
@@ -107,15 +110,23 @@ def _string(raw: msgspec.Raw | None) -> str | None:
         return None
 
 
-def _tool_call(place: int, call: ToolCall, template: ChatTemplate) -> dict[str, Any]:
+def _tool_call(place: int, call: ToolCall, shows: Shown) -> dict[str, Any]:
     name, arguments = _named_arguments(place, call)
     if isinstance(arguments, str) and arguments.strip() in NO_ARGUMENTS:
         arguments = {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    mapping = _mapping(place, arguments) if isinstance(arguments, str) else arguments
-    function = {"name": name, "arguments": text if template.wants_arguments_as_text else mapping}
+    mapping = _mapping(arguments) if isinstance(arguments, str) else arguments
+    function = {"name": name, "arguments": text if shows.arguments_as_text else mapping}
     plain: dict[str, Any] = {"type": "function", "function": function}
-    return plain if call.id is None else {"id": call.id, **plain}
+    call_id = _call_id(call.id, shows)
+    return plain if call_id is None else {"id": call_id, **plain}
+
+
+def _call_id(given: str | None, shows: Shown) -> str | None:
+    """As the template takes it: ids come from whatever server a conversation began at, or from none."""
+    if not shows.short_ids or (given and len(given) == SHORT_ID_CHARS and given.isalnum()):
+        return given
+    return hashlib.blake2b((given or "").encode()).hexdigest()[:SHORT_ID_CHARS]
 
 
 def _named_arguments(place: int, call: ToolCall) -> tuple[str, str | dict[str, Any]]:
@@ -129,14 +140,16 @@ def _named_arguments(place: int, call: ToolCall) -> tuple[str, str | dict[str, A
     return call.function.name, call.function.arguments or {}
 
 
-def _mapping(place: int, arguments: str) -> dict[str, Any]:
-    """Arguments as the API carries them: a JSON object in a string."""
+def _mapping(arguments: str) -> dict[str, Any]:
+    """Arguments as the API carries them: a JSON object in a string. What models wrote otherwise is shown as a text: if
+    it were refused, a conversation could not go on from there.
+    """
     data = arguments.encode()
-    check_depth(data, MAX_ARGUMENTS_DEPTH, param="messages")
     try:
+        check_depth(data, MAX_ARGUMENTS_DEPTH)
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _invalid(f"messages[{place}]: the arguments of a tool call are not a JSON object: {error}") from error
+    except (RequestError, msgspec.DecodeError, UnicodeDecodeError):
+        return arguments_of(arguments)
 
 
 def _invalid(message: str) -> RequestError:

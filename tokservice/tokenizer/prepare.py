@@ -81,10 +81,9 @@ class Preparer:
         self._settings = settings
         self._randbits = randbits
         self._encoder = Encoder(model_dir, settings, randbits)
-        self._template = chat_template.load(model_dir, chat_template_file, self._encoder.own_tokens)
-        source = self._template.source if self._template else ""
-        self._traits = _traits(self._template, reasoning_parser)
-        self._tool_format = format_of(source) if tool_call_parser == "auto" else tool_call_parser
+        self._templates = chat_template.load(model_dir, chat_template_file, self._encoder.own_tokens)
+        self._traits = _traits(self._templates, reasoning_parser)
+        self._tool_format = _tool_format(self._templates) if tool_call_parser == "auto" else tool_call_parser
         self._reasoning_parser = reasoning_parser
         self._defaults = load_defaults(model_dir)
         self._completions = Reader(CompletionBody)
@@ -345,11 +344,11 @@ class Preparer:
         tools: ToolUse,
         variables: dict[str, Any] | None,
     ) -> str:
-        if self._template is None:
+        if self._templates is None:
             message = "This model has no chat template: use /v1/completions."
             raise RequestError(message, param="messages", code="no_chat_template")
         text = conversation.render(
-            self._template,
+            self._templates.of(tools.shown),
             messages,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
@@ -361,10 +360,16 @@ class Preparer:
         return self._encoder.own_tokens.rendered(text) if self._encoder.own_tokens else text
 
 
-def _traits(template: chat_template.ChatTemplate | None, reasoning_parser: str) -> Traits:
-    if template is None:
+def _traits(templates: chat_template.ChatTemplates | None, reasoning_parser: str) -> Traits:
+    if templates is None:
         return Traits()
-    return Traits(template.variables, bool(reasoning_parser), template.takes_late_system)
+    return Traits(templates.default.variables | templates.for_tools.variables, bool(reasoning_parser))
+
+
+def _tool_format(templates: chat_template.ChatTemplates | None) -> str:
+    """Of tool calls: the template's, or that of the words with which it is told of tools."""
+    template = templates and templates.for_tools
+    return format_of(template.source if template and template.shows.tools else "")
 
 
 def _check_listed(param: str, num_tokens: int) -> None:

@@ -42,16 +42,19 @@ def thinking_variables(traits: Traits, *, thinks: bool) -> dict[str, Any]:
 def with_effort(
     variables: dict[str, Any] | None, effort: str | None, traits: Traits, *, param: str
 ) -> dict[str, Any] | None:
-    """A request's variables of the template, and its effort as one of them. Raises RequestError (400)."""
+    """A request's variables of the template, and its effort as one of them. Any effort but none turns thoughts on: some
+    templates do not, unless they are told. Raises RequestError (400).
+    """
     if effort is None:
         return variables
     asked = effort_variables(traits, effort)
-    if not asked:
+    thoughts = {} if effort == NO_EFFORT else thinking_variables(traits, thinks=True)
+    if not (asked or thoughts):
         message = (
             f"This model knows no effort of reasoning, or not {effort!r}: its chat template has no variable for it."
         )
         raise RequestError(message, param=param, code="unsupported")
-    return {**(variables or {}), **asked}
+    return {**thoughts, **(variables or {}), **asked}
 
 
 def effort_variables(traits: Traits, effort: str) -> dict[str, Any]:

@@ -35,7 +35,6 @@ from tokservice.protocol.responses_api_requests import (
     SummaryText,
     TextConfig,
 )
-from tokservice.tokenizer.late_system import folded
 from tokservice.tokenizer.reasoning import with_effort
 from tokservice.tokenizer.responses_api_tools import plain_tools, tool_choice, whole_name
 from tokservice.tokenizer.sampling import GenerationDefaults
@@ -57,11 +56,10 @@ def chat_body(body: ResponsesBody, traits: Traits) -> ChatBody:
     if wants_logprobs and (traits.tells_thoughts or (body.tools and body.tool_choice != "none")):
         message = "Logprobs are not supported where an answer can have thoughts or tool calls beside its text."
         raise RequestError(message, param="include", code="unsupported")
-    messages = _conversation(body, items)
     return ChatBody(
         **{name: getattr(body, name) for name in CommonSampling.__struct_fields__},
         model=body.model,
-        messages=messages if traits.takes_late_system else folded(messages),
+        messages=_conversation(body, items),
         continue_final_message=_is_begun(items),
         max_tokens=body.max_output_tokens,
         stream=body.stream,

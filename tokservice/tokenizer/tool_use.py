@@ -134,7 +134,9 @@ def _named(use: ToolUse, tool: Tool) -> ToolUse:
 
 
 def _plain(function: Function) -> dict[str, Any]:
-    parameters = function.parameters if function.parameters is not None else {"type": "object", "properties": {}}
+    parameters = function.parameters or {}
+    if "properties" not in parameters:  # some templates go through them
+        parameters = {"type": "object", "properties": {}} | parameters
     plain: dict[str, Any] = {"name": function.name, "description": function.description, "parameters": parameters}
     return {key: value for key, value in plain.items() if value is not None}
 

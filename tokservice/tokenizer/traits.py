@@ -10,4 +10,3 @@ class Traits(NamedTuple):
 
     variables: frozenset[str] = frozenset()  # that the template reads
     tells_thoughts: bool = False  # apart from the text of an answer
-    takes_late_system: bool = True  # system messages behind the first one

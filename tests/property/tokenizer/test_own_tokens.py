@@ -39,9 +39,9 @@ class Chats:
         settings = TokenizerConfig(allow_special_in_content=False, backend=backend)
         self._preparer = Preparer(model_dir=model_dir, model_name="m", chat_template_file=file, settings=settings)
         self._preparer.set_limits(LIMITS)
-        template = chat_template.load(model_dir, file)
-        assert template is not None
-        self._template = template
+        templates = chat_template.load(model_dir, file)
+        assert templates is not None
+        self._template = templates.default
         self._reference = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
         own = self._preparer._encoder.own_tokens
         assert own is not None

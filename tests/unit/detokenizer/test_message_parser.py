@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def hermes(name: str, arguments: str) -> str:
             "",
             [("add", '{"a": 1}'), ("get_weather", "{}")],
         ),
+        (
+            "llama3_json",  # the second one came as content: vllm#49923
+            '{"name": "add", "parameters": {"a": 1}}\n{"name": "get_weather", "parameters": {}}\n',
+            "",
+            [("add", '{"a": 1}'), ("get_weather", "{}")],
+        ),
+        ("llama3_json", '{"name": "add", "parameters": {}}\n{"a": 1}', '\n{"a": 1}', [("add", "{}")]),
+        (
+            "hermes",
+            hermes("add", '{"a": 1}').replace("}}", '}}\n{"name": "get_weather"}') + " x",
+            " x",
+            [("add", '{"a": 1}'), ("get_weather", "{}")],
+        ),
+        ("hermes", hermes("add", "{}") + '\n{"name": "add"}', '\n{"name": "add"}', [("add", "{}")]),
         ("llama3_json", '{"name": "Ada", "parameters": {}}', '{"name": "Ada", "parameters": {}}', []),
         ("llama3_json", '{"answer": 42}', '{"answer": 42}', []),
         ("llama3_json", 'See {"name": "add", "parameters": {}}', 'See {"name": "add", "parameters": {}}', []),
@@ -227,6 +242,18 @@ def test_what_is_no_call_is_not_read_again_and_again(
     text = (mark + opening) * 500 + "]}" * 500 + '"}'
     assert parse(text, tool_format, size=4) == ("", text, [])
     assert num_read < 3 * len(text)
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3_json", "mistral", "json_list"])
+def test_blanks_at_the_beginning_are_read_once(tool_format: str) -> None:
+    """An answer of nothing but blanks took a detokenizer longer with every token."""
+    parser = message_parser(contexts.decode(context(tool_format=tool_format, tool_names=NAMES)))
+    assert parser is not None
+    start = time.process_time()
+    parts = [part for _ in range(20_000) for part in parser.push(" " * 64)]
+    assert time.process_time() - start < 2
+    wanted = "" if tool_format == "json_list" else " " * 64 * 20_000
+    assert joined(parts + parser.flush()) == ("", wanted, [])
 
 
 def test_a_name_has_an_end() -> None:

@@ -69,6 +69,14 @@ def test_a_stop_string_may_be_a_special_token(finish: FinishReason, include_stop
     assert answer["content"][0]["text"] == ("ab<eos>" if include_stop else "ab")
 
 
+@pytest.mark.parametrize("num_logprobs", [-1, 0])
+def test_a_special_token_is_hidden_where_its_stop_string_does_not_count_yet(num_logprobs: int) -> None:
+    made = responder(stop=("<eos>", "x"), min_tokens=2, num_logprobs=num_logprobs)
+    stream = made.feed(0, [A, EOS, B], RUNNING).data
+    fed = made.feed(0, [EOS, C], RUNNING)
+    assert (text_of(events(stream + fed.data)), fed.num_consumed, fed.finish_reason) == ("ab", 1, STOP)
+
+
 def test_an_empty_chat_answer_still_names_its_role() -> None:
     (closing,) = events(responder().feed(0, [EOS], STOP).data)
     assert closing["choices"][0]["delta"] == {"role": "assistant", "content": ""}

@@ -85,12 +85,15 @@ def test_a_hub_id_is_fetched_without_duplicates_of_the_weights(monkeypatch: pyte
         "tokenizer.json",
         "tokenizer.model",
         "chat_template.jinja",
+        "additional_chat_templates/tool_use.jinja",
         "model-00001-of-00002.safetensors",
         "model.safetensors.index.json",
         "consolidated.safetensors",
         "original/consolidated.00.pth",
         "onnx/model.onnx",
         "onnx/config.json",
+        "original/tokenizer.model",
+        "tokenizer/tokenizer.json",
         "pytorch_model.bin",
         "README.md",
     ]
@@ -105,7 +108,7 @@ def test_a_hub_id_is_fetched_without_duplicates_of_the_weights(monkeypatch: pyte
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
     assert resolve_model("org/name-1.5_b") == folder
-    assert fetched == ["org/name-1.5_b", *repository[:7]]
+    assert fetched == ["org/name-1.5_b", *repository[:8]]
 
 
 def test_the_hub_out_of_reach_is_one_line() -> None:

@@ -112,15 +112,6 @@ def test_calls_in_parallel_can_be_refused() -> None:
     assert not chat(tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True}).parallel_tool_calls
 
 
-def test_it_joins_another_message_where_the_template_takes_none_there() -> None:
-    """Templates that refuse it made each request of an agent a 400 from its second turn on: vllm#48874."""
-    strict = Traits(takes_late_system=False)
-    turns = [*BODY["messages"], {"role": "system", "content": [text("be "), text("brief")]}]
-    wanted = [Message("system", "a\n\nb"), Message("user", "hi\n\nbe brief")]
-    body = {"system": "a", "messages": [{"role": "system", "content": "b"}, *turns]}
-    assert chat(strict, **body).messages == tokenize(strict, **body).messages == wanted
-
-
 def test_the_line_that_counts_requests_is_no_part_of_the_prompt() -> None:
     """It differs in each request of Claude Code, so that no prefix was ever found in the cache: vllm#36829."""
     line = "x-anthropic-billing-header: cc_version=2.1; cch=1f3a9;"

@@ -69,7 +69,7 @@ def test_which_variables_a_template_reads() -> None:
     ],
 )
 def test_whether_a_system_message_can_be_late(source: str, takes: bool) -> None:
-    assert ChatTemplate(source, {}).takes_late_system is takes
+    assert ChatTemplate(source, {}).shows.late_system is takes
 
 
 def test_the_templates_own_complaint_reaches_the_client() -> None:
@@ -111,37 +111,66 @@ def test_the_form_of_tool_arguments_is_decided_by_the_template() -> None:
     loop = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
     concatenates = loop.replace("%s", "{{ 'args: ' + c.function.arguments }}")
     iterates = loop.replace("%s", "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}")
-    assert ChatTemplate(concatenates, {}).wants_arguments_as_text
-    assert not ChatTemplate(iterates, {}).wants_arguments_as_text
-    assert not ChatTemplate("{{ raise_exception('no') }}", {}).wants_arguments_as_text
+    assert ChatTemplate(concatenates, {}).shows.arguments_as_text
+    assert not ChatTemplate(iterates, {}).shows.arguments_as_text
+    assert not ChatTemplate("{{ raise_exception('no') }}", {}).shows.arguments_as_text
 
 
 def test_words_of_the_template_are_no_sign_that_it_shows_calls_and_results() -> None:
     """What is taken for shown, and is not, would be lost without a sign."""
     turns = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}"
-    template = ChatTemplate(f"You are a tool. Name the value of each key. {turns}", {})
-    assert not template.shows_calls
-    assert not template.shows_results
+    shows = ChatTemplate(f"You are a tool, one of many tools, or a developer. {turns}", {}).shows
+    assert [shows.tools, shows.calls, shows.results, shows.system] == [False, False, False, True]
+    assert not ChatTemplate("{# developer #}{{ messages[-1].content }}", {}).shows.developer
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}",
+        "{% if tools %}{{ tools | tojson }}{% endif %}",
+        "{{ tools }}",
+        "{% for tool in tools %}{% for k, v in tool.function.parameters.properties | items %}{{ k }}{{ v.type }}"
+        "{% endfor %}{{ tool.function.parameters.required | join }}{{ tool.function.name }}{% endfor %}",
+    ],
+)
+def test_a_template_that_shows_tools(source: str) -> None:
+    assert ChatTemplate(source, {}).shows.tools
 
 
 def test_where_the_template_comes_from(tmp_path: Path) -> None:
     assert chat_template.load(tmp_path, "") is None
     config = tmp_path / "tokenizer_config.json"
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "named"}]
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "apart"}))
+    assert sources(tmp_path) == ("apart", "apart")
+    named = [{"name": name, "template": name} for name in ("rag", "tool_use", "default")]
     config.write_text(json.dumps({"chat_template": named}))
-    assert source(tmp_path) == "named"
+    assert sources(tmp_path) == ("default", "tool_use")
+    config.write_text(json.dumps({"chat_template": named[:2]}))
+    assert chat_template.load(tmp_path, "") is None
     special = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": None}
     config.write_text(json.dumps({"chat_template": "{{ bos_token }}{{ eos_token }}", **special}))
-    assert source(tmp_path) == "<s>"
+    assert sources(tmp_path) == ("<s>", "<s>")
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert source(tmp_path) == "file"
+    assert sources(tmp_path) == ("file", "file")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("beside")
+    assert sources(tmp_path) == ("file", "beside")
     (tmp_path / "mine.jinja").write_text("mine")
-    assert source(tmp_path, str(tmp_path / "mine.jinja")) == "mine"
+    assert sources(tmp_path, str(tmp_path / "mine.jinja")) == ("mine", "mine")
     with pytest.raises(StartupError, match=r"cannot read .*missing\.jinja"):
         chat_template.load(tmp_path, str(tmp_path / "missing.jinja"))
 
 
-def source(folder: Path, override: str = "") -> str:
-    template = chat_template.load(folder, override)
-    assert template is not None
-    return template.render(USER, now=0.0, add_generation_prompt=True)
+@pytest.mark.parametrize("broken", [[{"name": "default"}], ["x"], [3], {"default": "x"}, 3])
+def test_a_list_of_templates_that_makes_no_sense_is_a_startup_error(tmp_path: Path, broken: Any) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": broken}))
+    with pytest.raises(StartupError, match="chat template"):
+        chat_template.load(tmp_path, "")
+
+
+def sources(folder: Path, override: str = "") -> tuple[str, ...]:
+    """What is written for a request, and for one with tools."""
+    templates = chat_template.load(folder, override)
+    assert templates is not None
+    return tuple(template.render(USER, now=0.0, add_generation_prompt=True) for template in templates)

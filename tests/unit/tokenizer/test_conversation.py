@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -15,6 +16,17 @@ from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
 CHATML = ChatTemplate(CHAT_TEMPLATE, {})
+STRICT = ChatTemplate(  # refuses other roles
+    "{% for m in messages %}{% if m.role != ('user' if loop.index0 is even else 'assistant') %}"
+    "{{ raise_exception('roles must alternate, without ' + m.role) }}{% endif %}<{{ m.role }}>{{ m.content }}"
+    "{% endfor %}",
+    {},
+)
+SPOKEN = ChatTemplate(  # leaves them out
+    "{% for m in messages %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}"
+    "{% endfor %}",
+    {},
+)
 TOOLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
 
 
@@ -92,17 +104,36 @@ def test_developer_is_system_unless_the_template_knows_it() -> None:
     [
         [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}],
         [{"role": "assistant", "content": "a"}],
-        [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}],
     ],
 )
 def test_a_strict_template_refuses_in_its_own_words(messages: list[dict[str, Any]]) -> None:
-    """vllm#16774, sglang#892"""
-    strict = ChatTemplate(
-        "{% for m in messages %}{% if m.role != ('user' if loop.index0 is even else 'assistant') %}"
-        "{{ raise_exception('roles must alternate, without ' + m.role) }}{% endif %}{% endfor %}",
+    """vllm#16774"""
+    assert refused(messages, STRICT).message.startswith("roles must alternate")
+
+
+@pytest.mark.parametrize("template", [STRICT, SPOKEN])
+def test_system_messages_are_said_by_the_user_where_the_template_takes_none(template: ChatTemplate) -> None:
+    """Such templates refuse them (sglang#892), or leave them out without a sign."""
+    turns = [("developer", "be brief"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("system", "d")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert render(messages, template) == "<user>be brief\n\na<assistant>b<user>c\n\nd"
+    assert render(messages[:3], template, continue_final_message=True) == "<user>be brief\n\na<assistant>b"
+    told = render(messages, template, tools=[{"type": "function", "function": {"name": "f"}}])
+    assert told.startswith("<user>be brief\n\nYou can call the functions")
+    assert '"name": "f"' in told
+    assert told.endswith("</tool_call>\n\na<assistant>b<user>c\n\nd")
+
+
+def test_later_system_messages_join_others_where_the_template_takes_one_alone() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+        "{{ raise_exception('only at the beginning') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}",
         {},
     )
-    assert refused(messages, strict).message.startswith("roles must alternate")
+    turns = [("system", "a"), ("user", "b"), ("system", "c"), ("assistant", "d"), ("developer", "e")]
+    messages = [{"role": role, "content": text} for role, text in turns]
+    assert render(messages, template) == "<system>a<user>b\n\nc<assistant>d<user>e"
+    assert render(messages).count("<|im_start|>system") == 3  # this one takes them anywhere
 
 
 def test_no_messages_are_refused() -> None:
@@ -175,9 +206,35 @@ def test_no_tool_arguments_are_an_empty_object(arguments: Any) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "[" * 20_000, '{"k":' * 1000 + "1" + "}" * 1000])
-def test_tool_arguments_that_are_no_object_are_refused(arguments: str) -> None:
-    """Nesting inside the string is bounded like that of the body: Rapid-MLX#798."""
-    assert refused(calls(arguments)).param == "messages"
+def test_tool_arguments_that_are_no_object_are_shown_as_a_text(arguments: str) -> None:
+    """Refused, they ended each conversation that held such a call: vllm#43995, software-agent-sdk#2888. Nesting inside
+    the string is bounded like that of the body: Rapid-MLX#798.
+    """
+    mapping = ChatTemplate(TOOLS.replace("%s", "{{ c.function.arguments | tojson }}"), {})
+    assert json.loads(render(calls(arguments), mapping)) == {"input": arguments}
+    assert (
+        render(calls(arguments), ChatTemplate(TOOLS.replace("%s", "{{ '' + c.function.arguments }}"), {})) == arguments
+    )
+
+
+def test_ids_of_calls_are_short_where_the_template_takes_no_others() -> None:
+    """Mistral's refuse the ids of other servers, and calls without any: vllm#9019, mlx-lm#1375."""
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if not c.id is defined or c.id|length != 9 %}"
+        "{{ raise_exception('ids') }}{% endif %}<{{ c.id }}>{{ c.function | tojson }}{% endfor %}"
+        "{% if m.role == 'tool' %}{% if not m.tool_call_id is defined or m.tool_call_id|length != 9 %}"
+        "{{ raise_exception('ids') }}{% endif %}<{{ m.tool_call_id }}>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    strict, other = ChatTemplate(source, {}), ChatTemplate(source.replace("!= 9", "> 99"), {})
+    for call_id in ("call_0123456789abcdef", "a-b-c-d-e", "", None, "abcdef123"):
+        messages = [*calls({}), {"role": "tool", "content": "x", "tool_call_id": call_id}]
+        messages[1]["tool_calls"][0]["id"] = call_id
+        called, answered = re.findall("<(.*?)>", render(messages, strict))
+        assert called == answered
+        assert called.isalnum()
+        assert (called == call_id) == (call_id == "abcdef123")
+        if call_id is not None:
+            assert re.findall("<(.*?)>", render(messages, other)) == [call_id, call_id]
 
 
 ROLES = ChatTemplate(  # knows these roles alone, and nothing of tools
@@ -207,11 +264,58 @@ def test_what_the_user_says_behind_results_joins_them() -> None:
     assert render(turns, ROLES).endswith(joined)
 
 
+def test_what_the_user_says_behind_results_joins_them_where_the_template_refuses_it() -> None:
+    """Mistral's, which count the messages of the user and the answers alone: hermes-agent#84944, mistral-vibe#1006."""
+    source = (
+        "{% set ns = namespace(index=0) %}{% for m in messages %}{% if m.role != 'tool' and not m.tool_calls %}"
+        "{% if (m.role == 'user') != (ns.index % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+        "{% set ns.index = ns.index + 1 %}{% endif %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    turns = [*calls({}), {"role": "tool", "content": "one"}, {"role": "tool", "content": "two"}]
+    turns += [{"role": "user", "content": "hm"}, {"role": "user", "content": "go on"}]
+    turns += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "so"}]
+    assert render(turns, ChatTemplate(source, {})).endswith("<tool>one<tool>two\n\nhm\n\ngo on<assistant>yes<user>so")
+    assert "two<|im_end|>\n<|im_start|>user\nhm" in render(turns)
+
+
+def test_results_name_their_tools_where_the_template_needs_it() -> None:
+    """Clients leave it to the ids of calls, and FunctionGemma's template refused each result: maclocal-api#67."""
+    source = (
+        "{% for m in messages %}<{{ m.role }}{{ m.name }}>{% if m.role == 'tool' and not m.name %}"
+        "{{ raise_exception('name must be provided') }}{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endfor %}"
+    )
+    results = [
+        {"role": "tool", "content": "one", "tool_call_id": "1"},
+        {"role": "tool", "content": "two", "tool_call_id": "1", "name": "own"},
+        {"role": "tool", "content": "three"},
+    ]
+    turns = [*calls({}), *results]
+    assert render(turns, ChatTemplate(source, {})).endswith("<toolf>one<toolown>two<tooltool>three")
+    needless = source.replace("m.role == 'tool' and not m.name", "false")
+    assert render(turns, ChatTemplate(needless, {})).endswith("<tool>one<toolown>two<tool>three")
+
+
+def test_a_system_message_that_the_template_shows_with_the_last_message_alone_stays() -> None:
+    """Mistral's show it with a last message of the user, and left it out as soon as a tool had answered."""
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{% if loop.last and m.role == 'user' and "
+        "messages[0].role == 'system' %}{{ messages[0].content }}+{% endif %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% endfor %}{% endif %}{% endfor %}",
+        {},
+    )
+    turns = [{"role": "system", "content": "be"}, *calls({}), {"role": "tool", "content": "one"}]
+    assert render(turns, template).startswith("<user>be\n\nx<assistant>{")
+    assert render([*turns, {"role": "user", "content": "so"}], template).endswith("<tool>one<user>be+so")
+    assert render(turns[:2], template) == "<user>be+x"
+
+
 def test_many_results_in_a_row_take_no_longer_each() -> None:
     """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
     results = [{"role": "tool", "content": "y" * 200}] * 30_000
     start = time.process_time()
-    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES)
+    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES.shows)
     assert time.process_time() - start < 5
     assert [turn["role"] for turn in said] == ["user", "user"]
 

@@ -47,10 +47,10 @@ def test_what_the_fast_library_gives_up_on_is_encoded_by_the_reference(tmp_path:
 def test_the_reference_stands_in_for_typed_control_tokens_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = make(tmp_path, allow_special_in_content=False)
     assert encoder.own_tokens is not None
-    template = chat_template.load(tmp_path, "", encoder.own_tokens)
-    assert template is not None
+    templates = chat_template.load(tmp_path, "", encoder.own_tokens)
+    assert templates is not None
     conversation = [{"role": "user", "content": "<|im_end|> <think>"}]
-    text = encoder.own_tokens.rendered(template.render(conversation, now=0, add_generation_prompt=True))
+    text = encoder.own_tokens.rendered(templates.default.render(conversation, now=0, add_generation_prompt=True))
     expected = ids(encoder, text)
     assert expected.count(2) == 1
     monkeypatch.setattr(FastokensBackend, "encode", fail)

@@ -36,13 +36,25 @@ def test_thoughts_are_turned_on_and_off_by_the_names_that_the_template_reads() -
 
 def test_an_effort_joins_the_other_variables() -> None:
     assert with_effort({"a": 1}, None, Traits(), param="x") == {"a": 1}
-    assert with_effort({"a": 1}, "low", KNOWS, param="x") == {"a": 1, "reasoning_effort": "low"}
+    reads = Traits(frozenset({"reasoning_effort"}))
+    assert with_effort({"a": 1}, "low", reads, param="x") == {"a": 1, "reasoning_effort": "low"}
     none = {"reasoning_effort": "none", "enable_thinking": False, "thinking": False}
     assert with_effort(None, "none", KNOWS, param="x") == none
     assert with_effort(None, "none", SWITCH, param="x") == {"enable_thinking": False}
 
 
-@pytest.mark.parametrize(("effort", "traits"), [("low", SWITCH), ("low", Traits()), ("none", Traits())])
+def test_an_effort_turns_thoughts_on() -> None:
+    """Templates that are silent unless told to think, as Gemma 4's, took no effort: vllm#43395."""
+    thinks = {"enable_thinking": True, "thinking": True}
+    assert with_effort(None, "low", KNOWS, param="x") == thinks | {"reasoning_effort": "low"}
+    assert with_effort(None, "high", SWITCH, param="x") == {"enable_thinking": True}
+    assert with_effort({"enable_thinking": False}, "high", SWITCH, param="x") == {"enable_thinking": False}
+
+
+UNTOLD = Traits(SWITCH.variables, tells_thoughts=False)
+
+
+@pytest.mark.parametrize(("effort", "traits"), [("low", UNTOLD), ("low", Traits()), ("none", Traits())])
 def test_an_effort_that_the_model_does_not_know_is_refused(effort: str, traits: Traits) -> None:
     with pytest.raises(RequestError, match=effort) as caught:
         with_effort(None, effort, traits, param="reasoning_effort")

@@ -143,15 +143,6 @@ def test_the_effort_is_a_variable_of_the_template() -> None:
     assert chat(reasoning={}, chat_template_kwargs={"a": 1}).chat_template_kwargs == {"a": 1}
 
 
-def test_instructions_among_the_items_join_where_the_template_takes_none_there() -> None:
-    """Codex puts messages of the developer everywhere; strict templates refuse all but the first one."""
-    items = [said("developer", "rules"), said("user", "hi"), said("developer", "be brief")]
-    traits = Traits(takes_late_system=False)
-    wanted = [Message("system", "be\n\nrules"), Message("user", "hi\n\nbe brief")]
-    assert chat(traits, instructions="be", input=items).messages == wanted
-    assert len(chat(instructions="be", input=items).messages) == 4
-
-
 def test_what_says_nothing_new_is_taken() -> None:
     """Clients send it with every request, or with copies of items."""
     caller = {"caller": {"type": "direct"}}

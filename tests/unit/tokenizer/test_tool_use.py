@@ -48,6 +48,16 @@ def test_a_free_answer_is_read_in_the_models_own_format() -> None:
     assert found.shown[1]["function"] == NOW | {"parameters": {"type": "object", "properties": {}}}
 
 
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"type": "object"}, {"type": "object", "additionalProperties": False}]
+)
+def test_a_tool_without_arguments_has_properties_that_a_template_can_go_through(parameters: Any) -> None:
+    """Clients leave them out (langchain-mcp-adapters#137), and templates as that of Seed-OSS refused the request."""
+    shown = use(NOW | {"parameters": parameters}).shown
+    assert shown is not None
+    assert shown[0]["function"]["parameters"] == {"type": "object", "properties": {}} | (parameters or {})
+
+
 def test_without_a_use_tools_are_not_shown() -> None:
     assert use(WEATHER, tool_choice="none") == use() == use(tool_choice="auto") == ToolUse()
 

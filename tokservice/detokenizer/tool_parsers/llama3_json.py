@@ -21,6 +21,8 @@ class Llama3JsonParser(ToolParser):
     def _read_beginning(self) -> bool:
         rest = self._text.lstrip()
         if not rest:
+            self._say(self._text)
+            self._text = ""
             return False
         self._state = self._read_start if rest[0] in "{[" else self._read_text
         return True

@@ -119,7 +119,7 @@ class ToolParser:
         return False
 
     def _after_object(self) -> bool:
-        """A closing mark, a separator and another object, or text."""
+        """A closing mark, another object, with a separator or without, or text."""
         rest = self._text.lstrip()
         if not rest:
             self._gap.append(self._text)
@@ -137,6 +137,9 @@ class ToolParser:
                 return True
         elif rest[0] in self.separators and (self._in_list or not self.closing):
             self._opening, self._text, self._state = [rest[0]], rest[1:], self._read_start
+            return True
+        elif rest[0] == "{" and not self._in_list:  # another one, as models write them one below the other
+            self._opening, self._text, self._state = [self._text[: -len(rest)]], rest, self._read_start
             return True
         elif self.closing and rest.startswith(self.closing):
             self._text = rest.removeprefix(self.closing)

@@ -18,11 +18,6 @@ from tokservice.wire.errors import RequestError
 NULL = Raw(b"null")
 MAX_NEUTRAL_BYTES = 64  # a longer value is never neutral, and is not decoded to find out
 
-# Escaped backslashes and pairs of surrogates, or a half of one.
-_HALVES = re.compile(
-    rb"(?:\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
-)
-
 Ignored = Raw
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -49,7 +44,7 @@ class Reader(typing.Generic[T]):
     def read(self, body: bytes) -> T:
         """The validated body. Raises RequestError (400), which names the field."""
         try:
-            request = self._decode(body)
+            request = self._decoder.decode(body)
             refuse_unsupported(request, self._neutral)
             check_bounds(request)
         except msgspec.ValidationError as error:
@@ -59,18 +54,6 @@ class Reader(typing.Generic[T]):
         except RecursionError as error:
             raise RequestError("The body is nested too deeply.", code="invalid_json") from error
         return request
-
-    def _decode(self, body: bytes) -> T:
-        """Clients cut texts within a character, and write a half of it as an escape, which is no text: U+FFFD."""
-        try:
-            return self._decoder.decode(body)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            repaired = _HALVES.sub(lambda found: rb"\ufffd" if found[1] else found[0], body)
-            if repaired == body:
-                raise
-            return self._decoder.decode(repaired)
 
 
 def refuse_unsupported(part: msgspec.Struct, neutral: dict[str, tuple[Any, ...]], param: str | None = None) -> None:

@@ -51,25 +51,6 @@ def test_nesting_beyond_the_parsers_stack_is_a_client_error() -> None:
         Reader(ChatBody).read(b'{"messages":[],"chat_template_kwargs":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}")
 
 
-@pytest.mark.parametrize(
-    ("escaped", "text"),
-    [
-        (rb"a\ud83d", "a\ufffd"),
-        (rb"\uDE00b", "\ufffdb"),
-        (rb"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
-        (rb"\ud83d\n\\ud83d\\\ud83d", "\ufffd\n\\ud83d\\\ufffd"),
-    ],
-)
-def test_a_half_of_a_character_is_replaced(escaped: bytes, text: str) -> None:
-    """Clients cut texts within an emoji, and no request of that conversation could be read: claude-code#6273."""
-    assert COMPLETIONS.read(b'{"prompt":"%b"}' % escaped).prompt == text
-    message = b'{"messages":[{"role":"user","content":[{"type":"text","text":"%b"}]}]}' % escaped
-    content = Reader(ChatBody).read(message).messages[0].content
-    assert isinstance(content, list)
-    assert msgspec.json.decode(content[0]["text"]) == text
-    assert refused(b'{"prompt":"%b"' % escaped).code == "invalid_json"
-
-
 def test_unset_and_null_are_the_same() -> None:
     fields = [name for name in CompletionBody.__struct_fields__ if name != "prompt"]
     nulls = msgspec.json.encode({"prompt": "a"} | dict.fromkeys(fields))

@@ -56,6 +56,14 @@ def test_length_and_context_limit(engine: EngineCore) -> None:
     assert_empty(engine)
 
 
+def test_each_prompt_has_its_own_room(engine: EngineCore) -> None:
+    prompts = tuple(np.arange(length, dtype=np.uint32) % 200 + 2 for length in (engine.limits.max_model_len - 3, 20))
+    engine.add(EngineRequest("r", 1, SamplingParams(max_tokens=8, ignore_eos=True), prompts))
+    outputs = drain(engine)
+    assert [len(ids_of(outputs, "r", choice)) for choice in range(2)] == [3, 8]
+    assert finals(outputs) == [FinishReason.LENGTH] * 2
+
+
 def test_stop_token_is_the_last_id(engine: EngineCore) -> None:
     plain = greedy(engine, max_tokens=12, ignore_eos=True)
     stop = plain[5]

@@ -172,7 +172,7 @@ def test_the_loader_for_a_gpu(
     expected = kv_cache_tokens // 256 or (int(GIB * 0.9) - 104 * 2**20) // size
     assert runner.num_blocks == expected
     plain: Any = make_engine(model_dir)
-    engine = TorchEngine(config.engine, runner, plain.limits, GuideMaker(model_dir, VOCAB_SIZE, ()))
+    engine = TorchEngine(config.engine, runner, plain.limits, GuideMaker(model_dir, VOCAB_SIZE, (), 0), VOCAB_SIZE)
     requests = [request(f"r{i}", range(2, 4 + 50 * i), temperature=0.0, max_tokens=20) for i in range(6)]
     for one in requests:
         engine.add(one)

@@ -86,6 +86,20 @@ def test_eos_ends_unless_ignored_and_waits_for_min_tokens(model_dir: Path, tmp_p
     assert greedy(engine, max_tokens=12, ignore_eos=True) == plain
 
 
+def test_padding_of_the_vocabulary_stands_for_no_token(model_dir: Path, tmp_path: Path) -> None:
+    """Models have rows of logits beyond the tokenizer's ids: what was sampled there had no text."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    vocabulary = {f"t{token}": token for token in range(200)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    engine = make_engine(tmp_path)
+    scored = {"num_logprobs": 20, "num_prompt_logprobs": 20}
+    engine.add(request("r", PROMPT, temperature=100.0, max_tokens=100, ignore_eos=True, **scored))
+    tables = [table for output in drain(engine) for table in (output.logprobs, output.prompt_logprobs) if table]
+    assert len(tables) == 101
+    assert max(table.token_ids.max() for table in tables) < 200
+
+
 def test_bias_and_bad_words(engine: EngineCore) -> None:
     plain = greedy(engine, max_tokens=6, ignore_eos=True)
     biased = greedy(engine, max_tokens=4, logit_bias_ids=(77,), logit_bias_values=(100.0,))

@@ -101,6 +101,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     )
     block_size = settings.block_size or CPU_BLOCK_SIZE
     num_blocks = _num_blocks(cache_tokens, block_size)
+    _check_memory(num_blocks * block_size * CpuAttention.bytes_per_token(spec, weight_format))
     max_len = min(max_len, num_blocks * block_size)
     kernels = Kernels(load_kernels())
     if weight_format == "bfloat16" and not can_bfloat16(kernels):
@@ -176,6 +177,16 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         max_batched_tokens=budget,
         overlaps=True,
     )
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Of a KV cache, which takes its memory as it fills: the kernel would end the engine some time later."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory:
+        raise StartupError(
+            f"the KV cache would have {num_bytes >> 20} MiB where the machine has {memory >> 20}: "
+            "lower engine.kv_cache_bytes or engine.kv_cache_tokens"
+        )
 
 
 def _progress(layers: range) -> tqdm[int]:

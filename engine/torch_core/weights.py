@@ -35,22 +35,14 @@ class Checkpoint:
                 raise StartupError(f"cannot read {model_dir / name}: {error}") from error
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The tensor as it is stored."""
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As it is stored; ``shape`` is what config.json implies: ids and kernels would reach beyond another one."""
         if name not in self._file_of:
             raise StartupError(f"the weights in {self._model_dir} lack the tensor {name}")
         tensor: Tensor = self._file_of[name].get_tensor(name)
         if tensor.dtype not in FORMATS:  # without its scales it would be noise
             kind = str(tensor.dtype).removeprefix("torch.")
             raise StartupError(f"the tensor {name} is {kind}: this engine reads no quantized checkpoints")
-        return tensor
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """The same for one whose shape config.json implies: token ids would reach beyond another one."""
-        tensor = self[name]
         if tuple(tensor.shape) != shape:
             raise StartupError(f"the tensor {name} is {tuple(tensor.shape)}, by config.json it would be {shape}")
         return tensor

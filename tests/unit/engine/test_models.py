@@ -279,6 +279,11 @@ def test_stretched_positions_lengthen_the_context(rope: dict[str, Any], max_posi
         # Ids that the embeddings do not have ended the engine.
         ({"vocab_size": 300}, r"embed_tokens\.weight is \(256, 64\), by config\.json it would be \(300, 64\)"),
         ({"num_key_value_heads": 1}, r"k_proj\.weight is \(32, 64\)"),
+        ({"num_hidden_layers": 0}, "no layers"),
+        ({"max_position_embeddings": None}, "has an unexpected form"),
+        ({"rope_scaling": "yarn", "rope_parameters": None}, "has an unexpected form"),
+        # NaN in every position, and so in every logit.
+        ({"rope_theta": None, "rope_parameters": None}, "rope_theta .* is no number above 0"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -300,6 +305,32 @@ def test_quantized_checkpoints_are_refused(tmp_path: Path, kind: torch.dtype) ->
     save_file(weights | {name: weights[name].to(kind), f"{name}_scale_inv": torch.ones(1)}, tensors)
     with pytest.raises(StartupError, match=f"{name} is .*: this engine reads no quantized checkpoints"):
         make_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.norm.weight", torch.ones(32), r"norm\.weight is \(32,\), by config\.json it would be \(64,\)"),
+        ("model.layers.1.self_attn.q_proj.bias", torch.ones(1), r"q_proj\.bias is \(1,\)"),
+        ("model.layers.1.mlp.up_proj.weight", torch.full((128, 64), torch.nan), "the model computes no numbers"),
+    ],
+    ids=["norm", "bias", "nan"],
+)
+def test_weights_that_give_no_logits_are_refused(tmp_path: Path, name: str, value: torch.Tensor, message: str) -> None:
+    """Kernels read beyond a norm or bias that is too short; with NaN among the weights every request was an error."""
+    tensors = save_tiny_model("llama-biased", tmp_path) / "model.safetensors"
+    weights = load_file(tensors)
+    assert name in weights
+    save_file(weights | {name: value}, tensors)
+    with pytest.raises(StartupError, match=message):
+        make_engine(tmp_path)
+
+
+def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    """It takes its memory as it fills: the engine was killed hours later, or crashed at each start."""
+    save_tiny_model("llama3", tmp_path)
+    with pytest.raises(StartupError, match=r"lower engine\.kv_cache_bytes"):
+        make_engine(tmp_path, kv_cache_tokens=0, kv_cache_bytes=1 << 46)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

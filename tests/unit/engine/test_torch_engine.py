@@ -109,6 +109,11 @@ def test_bias_and_bad_words(engine: EngineCore) -> None:
     pair = greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=((plain[0], plain[1]),))
     assert pair[0] == plain[0]
     assert pair[1] != plain[1]
+    assert plain[0] != plain[1]
+    others = ((*plain[1:2], *plain[1:3]), (9, *plain[:2]), (*plain[:3], 9, plain[3]))  # alike only at their ends
+    assert greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=others) == plain
+    word = tuple(plain[1:4])
+    assert greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=(word,))[3] != plain[3]
 
 
 def test_penalties_move_away_from_what_was_said(engine: EngineCore) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.load import build_core
 from engine.model_files import read_json
 from engine.torch_core.attention import CpuAttention
 from engine.torch_core.attention_cuda import PagedAttention
@@ -39,6 +40,7 @@ from tests.helpers.tiny_models import (
     run_alone,
     save_tiny_model,
 )
+from tokservice.runtime.config import from_dict
 from tokservice.wire.errors import StartupError
 
 PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
@@ -331,6 +333,20 @@ def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
     save_tiny_model("llama3", tmp_path)
     with pytest.raises(StartupError, match=r"lower engine\.kv_cache_bytes"):
         make_engine(tmp_path, kv_cache_tokens=0, kv_cache_bytes=1 << 46)
+
+
+def test_a_context_that_the_cache_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was cut without a word, also where it had been asked for."""
+    save_tiny_model("llama3", tmp_path)
+    engine = {"weight_format": "float32", "block_size": 32, "kv_cache_tokens": 256}
+    assert (
+        build_core(from_dict({"engine": engine, "model": {"max_model_len": 256}}), tmp_path).limits.max_model_len == 256
+    )
+    assert not caplog.records
+    assert build_core(from_dict({"engine": engine}), tmp_path).limits.max_model_len == 256
+    assert "tokens=256 context=512" in caplog.text
+    with pytest.raises(StartupError, match=r"max_model_len is 257, but the KV cache holds 256 tokens"):
+        build_core(from_dict({"engine": engine, "model": {"max_model_len": 257}}), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])

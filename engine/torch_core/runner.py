@@ -183,8 +183,8 @@ def _fitting_len(asked: int, max_len: int, cache_tokens: int) -> int:
     """The longest sequence that the KV cache holds. Raises StartupError where that is less than was ``asked`` for."""
     if asked > cache_tokens:
         raise StartupError(
-            f"model.max_model_len is {asked}, but the KV cache holds {cache_tokens} tokens: lower it, or enlarge the cache "
-            "more (engine.kv_cache_bytes on a CPU, engine.gpu_memory_utilization on a GPU)"
+            f"model.max_model_len is {asked}, but the KV cache holds {cache_tokens} tokens: lower it, or enlarge the "
+            "cache (engine.kv_cache_bytes on a CPU, engine.gpu_memory_utilization on a GPU)"
         )
     if max_len > cache_tokens:
         log.warning("the KV cache is smaller than the model's context tokens=%d context=%d", cache_tokens, max_len)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core import EngineRequest
+from engine.torch_core.batch import build_batch
 from engine.torch_core.kv_cache import BlockPool
 from engine.torch_core.request import Sequence, Status, sequences_of
 from engine.torch_core.scheduler import Chunk, Scheduler
@@ -86,8 +87,7 @@ class History:
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         assert len(self.scheduler.running) <= self.scheduler.max_running
         assert not any(chunk.sequence.awaits_its_end for chunk in chunks)
-        for chunk in chunks:
-            self.write(chunk)
+        self.write(chunks)
         candidates = [chunk.sequence for chunk in chunks if chunk.samples]
         self.scheduler.commit(chunks)
         received = self.receive()
@@ -109,12 +109,21 @@ class History:
                     self.end(sequence)
         return len(step)
 
-    def write(self, chunk: Chunk) -> None:
-        assert chunk.sequence.status is Status.RUNNING
-        for position in range(chunk.start, chunk.end):
-            block = chunk.sequence.block_table[position // self.block_size]
-            key = (block, position % self.block_size)
-            self.content[key] = tuple(self.content_of(chunk.sequence)[: position + 1])
+    def write(self, chunks: list[Chunk]) -> None:
+        """What a model would, from the very rows that it gets."""
+        if not chunks:
+            return
+        batch = build_batch(chunks, self.block_size, 4)
+        for chunk, rows in zip(chunks, batch.row_of, strict=True):
+            assert chunk.sequence.status is Status.RUNNING
+            assert batch.positions[rows].tolist() == list(range(chunk.start, chunk.end))
+            content = self.content_of(chunk.sequence)
+            for position, row in zip(range(chunk.start, chunk.end), rows.tolist(), strict=True):
+                token = int(batch.token_ids[row])
+                if token < 0:
+                    token = self.output[self.in_flight[-1 - token]][-1]
+                key = (int(batch.write_blocks[row]), int(batch.write_offsets[row]))
+                self.content[key] = (*content[:position], token)
 
     def read(self, sequence: Sequence) -> list[int]:
         content = self.content_of(sequence)

@@ -207,6 +207,28 @@ def test_a_long_prompt_never_stops_running_decodes() -> None:
         assert advance(scheduler) == {"short": 1, "long": 15}
 
 
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    """Behind a prompt of 8,000 tokens one of 30 waited for twelve seconds."""
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("long", 400, 0))
+    assert advance(scheduler) == {"long": 16}
+    for arrival, (name, length) in enumerate([("as long", 300), ("short", 6), ("medium", 100)], 1):
+        scheduler.add(sequence(name, length, arrival))
+    assert advance(scheduler) == {"long": 8, "short": 6, "medium": 2}
+    assert advance(scheduler) == {"short": 1, "long": 8, "medium": 7}
+    scheduler.add(sequence("shorter", 3, 4))
+    assert advance(scheduler) == {"short": 1, "long": 8, "medium": 4, "shorter": 3}
+
+
+def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("long", 400, 0))
+    for arrival in range(1, 40):
+        scheduler.add(sequence("short", 30, arrival))
+        assert advance(scheduler)["long"] >= 8
+        scheduler.finish([one for one in scheduler.running if one.num_output_tokens])
+
+
 def test_priority_then_arrival() -> None:
     scheduler = make(100, 8, seqs=1)
     for arrival, (name, priority) in enumerate([("a", 0), ("b", 0), ("urgent", -5)]):

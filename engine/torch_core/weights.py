@@ -22,17 +22,21 @@ class Checkpoint:
     """All tensors of a model folder, by name. Raises StartupError where files or tensors are missing, or quantized."""
 
     def __init__(self, model_dir: Path) -> None:
-        shards = read_json(model_dir, "model.safetensors.index.json").get("weight_map", {}).values()
-        names = sorted(set(shards)) or ["model.safetensors"]
+        index = read_json(model_dir, "model.safetensors.index.json")
+        try:
+            names = sorted(set(index.get("weight_map", {}).values())) or ["model.safetensors"]
+            paths = [model_dir / name for name in names]
+        except (AttributeError, TypeError) as error:
+            raise StartupError(f"model.safetensors.index.json has an unexpected form: {error}") from error
         self._model_dir = model_dir
         self._file_of: dict[str, Any] = {}
-        for name in names:
-            if not (model_dir / name).is_file():
-                raise StartupError(f"{model_dir} has no {name}: weights must be safetensors files")
+        for path in paths:
+            if not path.is_file():
+                raise StartupError(f"{model_dir} has no {path.name}: weights must be safetensors files")
             try:
-                file: Any = safe_open(model_dir / name, framework="pt")
+                file: Any = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise StartupError(f"cannot read {model_dir / name}: {error}") from error
+                raise StartupError(f"cannot read {path}: {error}") from error
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -349,6 +349,22 @@ def test_a_context_that_the_cache_cannot_hold(tmp_path: Path, caplog: pytest.Log
         build_core(from_dict({"engine": engine, "model": {"max_model_len": 257}}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"a": "model-00001-of-00002.safetensors"}, "has no model-00001-of-00002"),
+        ([], "index.json has an unexpected form"),
+        ({"a": 5}, "index.json has an unexpected form"),
+    ],
+    ids=str,
+)
+def test_an_index_of_shards_that_are_not_there(tmp_path: Path, weight_map: object, message: str) -> None:
+    save_tiny_model("qwen2", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(StartupError, match=message):
+        make_engine(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_missing_files(tmp_path: Path, name: str) -> None:
     save_tiny_model("qwen2", tmp_path)

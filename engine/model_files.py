@@ -43,30 +43,35 @@ def eos_token_ids(model_dir: Path, vocab_size: int) -> tuple[int, ...]:
     return tuple(sorted({token for token in ids if isinstance(token, int) and 0 <= token < vocab_size}))
 
 
+def vocab_size(model_dir: Path) -> int:
+    """Number of token ids: config.json's, else that of tokenizer.json. Raises StartupError."""
+    stated = read_json(model_dir, "config.json").get("vocab_size")
+    size = stated if isinstance(stated, int) and stated > 0 else num_token_ids(model_dir)
+    if not size:
+        raise StartupError(f"{model_dir} states no vocabulary size: neither config.json nor tokenizer.json has one")
+    return size
+
+
+def num_token_ids(model_dir: Path) -> int:
+    """One above the highest id that tokenizer.json has a token for; 0 where there is none. Raises StartupError."""
+    return 1 + max(_token_ids(model_dir).values(), default=-1)
+
+
 def _tokenizer_eos_id(model_dir: Path) -> int | None:
     """Id of the ``eos_token`` of tokenizer_config.json; None where there is none, or the vocabulary lacks it."""
     eos = read_json(model_dir, "tokenizer_config.json").get("eos_token")
     text = eos.get("content") if isinstance(eos, dict) else eos
-    if not text:
-        return None
-    tokenizer = read_json(model_dir, "tokenizer.json")
-    ids = {token["content"]: token["id"] for token in tokenizer.get("added_tokens", [])}
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    if isinstance(vocabulary, dict):  # else of Unigram: its special tokens are added ones
-        ids = vocabulary | ids
-    return ids.get(text)
+    return _token_ids(model_dir).get(text) if text else None
 
 
-def vocab_size(model_dir: Path) -> int:
-    """Number of token ids: config.json's, else one above the highest id in tokenizer.json. Raises StartupError."""
-    stated = read_json(model_dir, "config.json").get("vocab_size")
-    if isinstance(stated, int) and stated > 0:
-        return stated
+def _token_ids(model_dir: Path) -> dict[str, int]:
+    """Every token of tokenizer.json, and its id."""
     tokenizer = read_json(model_dir, "tokenizer.json")
-    vocabulary = tokenizer.get("model", {}).get("vocab", {})
-    # BPE and WordPiece map token to id; Unigram lists [token, score] in order.
-    highest = max(vocabulary.values(), default=-1) if isinstance(vocabulary, dict) else len(vocabulary) - 1
-    highest = max([highest, *(token["id"] for token in tokenizer.get("added_tokens", []))])
-    if highest < 0:
-        raise StartupError(f"{model_dir} states no vocabulary size: neither config.json nor tokenizer.json has one")
-    return int(highest) + 1
+    try:
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        if isinstance(vocabulary, list):  # Unigram: [token, score] in the order of ids; else a mapping
+            vocabulary = {entry[0]: token_id for token_id, entry in enumerate(vocabulary)}
+        added = {token["content"]: token["id"] for token in tokenizer.get("added_tokens") or []}
+        return {token: int(token_id) for token, token_id in (vocabulary | added).items()}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise StartupError(f"{model_dir / 'tokenizer.json'} has an unexpected form: {error!r}") from error

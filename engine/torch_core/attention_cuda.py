@@ -63,6 +63,15 @@ class PagedAttention(ABC):
         """Size of one token's keys and values in all layers."""
         return 2 * dtype.itemsize * spec.num_layers * spec.num_kv_heads * spec.head_dim
 
+    def empty_new_blocks(self, batch: StepBatch) -> None:
+        """Queue zeros into the blocks whose first place a step writes; to be done before anything else of it.
+
+        A mask gives the rest of a block no weight, but numbers that overflowed in an earlier request, times 0, are NaN.
+        """
+        blocks = batch.write_blocks[batch.write_offsets == 0]
+        if len(blocks):
+            self._cache.index_fill_(2, upload(blocks, self.device), 0.0)
+
     def begin(self, batch: StepBatch) -> None:
         """Upload what a step's layers share."""
         self._slots = upload(slots_of(batch, self.block_size), self.device)

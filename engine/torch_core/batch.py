@@ -66,8 +66,10 @@ def build_batch(chunks: Sequence[Chunk], block_size: int, max_lookup_tokens: int
     first_rows = np.cumsum(counts) - counts
     positions = starts[chunk_of] + np.arange(len(chunk_of)) - first_rows[chunk_of]
     token_ids = np.concatenate([chunk.sequence.tokens[chunk.start : chunk.end] for chunk in chunks]).astype(np.int64)
-    pending_rows = np.fromiter((chunk.sequence.pending_row for chunk in chunks), np.int64, num_chunks)
-    last_rows = first_rows + counts - 1  # an unknown token is its sequence's last, and so its chunk's
+    # An unknown token is its sequence's last, and so the last one of a chunk that reaches so far.
+    pending = (chunk.sequence.pending_row if chunk.samples else -1 for chunk in chunks)
+    pending_rows = np.fromiter(pending, np.int64, num_chunks)
+    last_rows = first_rows + counts - 1
     token_ids[last_rows] = np.where(pending_rows >= 0, -1 - pending_rows, token_ids[last_rows])
     num_blocks = positions // block_size + 1
     widths = 1 << np.ceil(np.log2(num_blocks)).astype(np.int64)  # the next power of two

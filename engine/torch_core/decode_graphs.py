@@ -79,6 +79,7 @@ class DecodeGraphs:
 
         They are good until the next run.
         """
+        self._attention.empty_new_blocks(batch)
         num_rows = len(batch.token_ids)
         width = 0 if batch.prefills or num_rows > MAX_ROWS else self._attention.graph_width(batch)
         if not width:

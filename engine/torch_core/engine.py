@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.checks import check_request
 from engine.core import ChoiceOutput, EngineRequest, EngineStats, Logprobs, RequestRefused
-from engine.model_files import eos_token_ids
+from engine.model_files import eos_token_ids, num_token_ids
 from engine.torch_core.batch import StepBatch, build_batch
 from engine.torch_core.guide import GuideFailed, GuideMaker
 from engine.torch_core.guide_queue import GuideQueue
@@ -47,9 +47,14 @@ class _StepInFlight:
 class TorchEngine:
     """Implements EngineCore."""
 
-    def __init__(self, config: EngineConfig, runner: Runner, limits: EngineLimits, guides: GuideMaker) -> None:
+    def __init__(
+        self, config: EngineConfig, runner: Runner, limits: EngineLimits, guides: GuideMaker, num_known_ids: int
+    ) -> None:
+        """``num_known_ids``: what lies above is padding of the vocabulary, and stands for no token."""
         self._limits = limits
         self._runner = runner
+        self._num_known_ids = num_known_ids
+        self._guide_end_ids = guides.end_ids
         self._guides = GuideQueue(guides)
         pool = BlockPool(runner.num_blocks, runner.block_size)
         self._scheduler = Scheduler(pool, runner.max_batched_tokens, config.max_num_seqs, config.prefix_caching)
@@ -87,7 +92,8 @@ class TorchEngine:
         known = self._requests.get(request.request_id, {})
         if any(sequence.attempt >= request.attempt for sequence in known.values()):
             return
-        sequences = sequences_of(request, self._limits.max_model_len, self._limits.eos_token_ids, self._num_added)
+        eos_ids = self._guide_end_ids if request.sampling.guide_kind else self._limits.eos_token_ids
+        sequences = sequences_of(request, self._limits.max_model_len, eos_ids, self._num_added)
         self._num_added += len(sequences)
         self._drop(known.values())
         self._guides.drop(request.request_id)
@@ -177,10 +183,16 @@ class TorchEngine:
             return
         sequences = [sequence for sequence, _ in alive]
         rows = upload([row for _, row in alive], self._runner.device)
-        sampled = self._sampler.sample(self._runner.model.logits(hidden.index_select(0, rows)), sequences)
+        sampled = self._sampler.sample(self._logits(hidden, rows), sequences)
         for row, sequence in enumerate(sequences):
             sequence.expect(row)
         self._in_flight = _StepInFlight(sequences, sampled)
+
+    def _logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Logits (num_rows, vocab_size) of some rows of the hidden states; padding of the vocabulary is impossible."""
+        logits = self._runner.model.logits(hidden.index_select(0, rows))
+        logits[:, self._num_known_ids :] = -torch.inf
+        return logits
 
     def _receive(self) -> list[ChoiceOutput]:
         """Wait for the tokens that are being sampled, if there are any."""
@@ -270,7 +282,7 @@ class TorchEngine:
             for lo in range(chunk.start, last, LOGIT_ROWS):
                 hi = min(lo + LOGIT_ROWS, last)
                 wanted = upload(rows[lo - chunk.start : hi - chunk.start], hidden.device)
-                logits = self._runner.model.logits(hidden.index_select(0, wanted))
+                logits = self._logits(hidden, wanted)
                 targets = sequence.tokens[lo + 1 : hi + 1].astype(np.int64)
                 scored = prompt_logprobs(logits, targets, sequence.sampling.num_prompt_logprobs)
                 self._prompt_logprobs[sequence].append(scored)
@@ -300,5 +312,7 @@ def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
         eos_token_ids=eos_token_ids(model_dir, runner.model.spec.vocab_size),
         max_num_seqs=settings.max_num_seqs,
     )
-    guides = GuideMaker(model_dir, limits.vocab_size, limits.eos_token_ids)
-    return TorchEngine(settings, runner, limits, guides)
+    num_ids = num_token_ids(model_dir)
+    guides = GuideMaker(model_dir, limits.vocab_size, limits.eos_token_ids, num_ids)
+    num_known_ids = max(num_ids or limits.vocab_size, 1 + max(limits.eos_token_ids, default=-1))
+    return TorchEngine(settings, runner, limits, guides, num_known_ids)

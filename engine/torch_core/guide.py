@@ -43,7 +43,7 @@ class Guide:
         """(vocab_size,) the tokens that may come next; eos where the output may end. Raises GuideFailed."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
-        return np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(np.bool_)
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
 
     def accept(self, token: int) -> None:
         """The output goes on with an allowed token. Raises GuideFailed."""
@@ -59,10 +59,16 @@ class Guide:
 class GuideMaker:
     """Compiles guides for one tokenizer. ``make`` may run in any thread, one at a time."""
 
-    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        """Reads the tokenizer now: that takes up to 2 s, in which no other thread can run Python."""
+    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...], num_token_ids: int) -> None:
+        """Reads the tokenizer now: that takes up to 2 s, in which no other thread can run Python.
+
+        ``num_token_ids``: of the tokenizer, which may know more or fewer ids than the model.
+        """
         self._vocab_size = vocab_size
-        self._tokenizer = _tokenizer(model_dir / "tokenizer.json", vocab_size, eos_token_ids)
+        self._tokenizer = _tokenizer(model_dir / "tokenizer.json", max(vocab_size, num_token_ids), eos_token_ids)
+        # Of a model that names no eos the library knows one by its text, and allows it where a guide ends.
+        known = self._tokenizer.eos_tokens if self._tokenizer else ()
+        self.end_ids = eos_token_ids or tuple(token for token in known if token < vocab_size)
         self._limits = llguidance.LLParserLimits(step_max_items=MAX_STEP_ITEMS, verbose_errors=False)
 
     def make(self, kind: str, text: str, outputs: Iterable[TokenIds]) -> list[Guide]:
@@ -92,12 +98,12 @@ class GuideMaker:
         return guide
 
 
-def _tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Any:
+def _tokenizer(path: Path, num_ids: int, eos_token_ids: tuple[int, ...]) -> Any:
     """llguidance's view of a tokenizer.json; None where it has none or cannot read it."""
     if not path.is_file():
         return None
     try:
-        return llguidance.LLTokenizer(str(path), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None)
+        return llguidance.LLTokenizer(str(path), n_vocab=num_ids, eos_token=list(eos_token_ids) or None)
     except Exception as error:  # the library raises whatever its parsers raise
         log.warning("no guided decoding with this tokenizer file=%s error=%s", path, error)
         return None

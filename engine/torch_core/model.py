@@ -77,10 +77,10 @@ class Model:
             self._ops = CompiledRowOps(spec, max_len, kernels, input_dtype(weight_format, kernels))
         load = _Loader(spec, checkpoint, kernels, weight_format, device, dtype)
         self._dtype = dtype
-        embeddings = load.matrix("model.embed_tokens")
+        embeddings = load.stored("model.embed_tokens.weight")
         self._embeddings = embeddings.to(device)  # as stored: rows are converted when they are read
         self._layers = [load.layer(index) for index in progress(range(spec.num_layers))]
-        head = embeddings if spec.tied_embeddings else load.matrix("lm_head")
+        head = embeddings if spec.tied_embeddings else load.stored("lm_head.weight")
         self._norm = load.tensor("model.norm.weight")
         self._head = load.head(head)
 
@@ -144,14 +144,18 @@ class _Loader:
             "gate_proj": (spec.intermediate_size, spec.hidden_size),
             "up_proj": (spec.intermediate_size, spec.hidden_size),
             "down_proj": (spec.hidden_size, spec.intermediate_size),
+            "q_norm": (spec.head_dim,),
+            "k_norm": (spec.head_dim,),
         }
 
     def tensor(self, name: str) -> Tensor:
-        return self._checkpoint[name].to(self._device, self._dtype)
+        return self.stored(name).to(self._device, self._dtype)
 
-    def matrix(self, name: str) -> Tensor:
+    def stored(self, name: str) -> Tensor:
         """As it is stored."""
-        return self._checkpoint.matrix(f"{name}.weight", self._shapes[name.rpartition(".")[2]])
+        *_, part, kind = name.split(".")
+        shape = self._shapes.get(part, (self._spec.hidden_size,))  # the other norms
+        return self._checkpoint.tensor(name, shape[:1] if kind == "bias" else shape)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         weight = weight.to(self._device, self._dtype).contiguous()
@@ -178,13 +182,13 @@ class _Loader:
         )
 
     def _joined(self, names: list[str], has_bias: bool) -> Linear:
-        weight = torch.cat([self._reorder(name, self.matrix(name)) for name in names])
-        biases = [self._reorder(name, self._checkpoint[f"{name}.bias"]) for name in names] if has_bias else []
+        weight = torch.cat([self._reorder(name, self.stored(f"{name}.weight")) for name in names])
+        biases = [self._reorder(name, self.stored(f"{name}.bias")) for name in names] if has_bias else []
         return self.pack(weight, torch.cat(biases) if biases else None)
 
     def _gate(self, prefix: str) -> Linear:
         names = [f"{prefix}{name}_proj" for name in ("gate", "up")]
-        gate, up = (self.matrix(name).to(self._device, self._dtype) for name in names)
+        gate, up = (self.tensor(f"{name}.weight") for name in names)
         biases = [self.tensor(f"{name}.bias") for name in names] if self._spec.mlp_bias else []
         pair = (biases[0], biases[1]) if biases else None
         return pack_gate(gate, up, pair, self._format, self._kernels)

@@ -11,6 +11,8 @@ import pkgutil
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from engine.torch_core import families
 from engine.torch_core.rope import Frequencies, read_rope
 from tokservice.wire.errors import StartupError
@@ -54,6 +56,12 @@ def read_spec(config: dict[str, Any]) -> ModelSpec:
         spec: ModelSpec = known[named[0]](config)
     except KeyError as error:
         raise StartupError(f"config.json of {named[0]} lacks the key {error}") from error
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise StartupError(f"config.json of {named[0]} has an unexpected form: {error}") from error
+    if spec.num_layers < 1:
+        raise StartupError(f"config.json of {named[0]} has no layers")
+    if not np.isfinite(spec.inv_freq).all():
+        raise StartupError(f"config.json of {named[0]}: rope_theta or a factor beside it is no number above 0")
     if config.get("hidden_act", "silu") not in ("silu", "swish"):
         raise StartupError(f"unsupported hidden_act {config['hidden_act']}: only silu")
     return spec

@@ -35,7 +35,7 @@ def read_rope(config: dict[str, Any], head_dim: int) -> Rope:
     rope = {"rope_theta": config.get("rope_theta", 10000.0)}
     rope |= config.get("rope_scaling") or {}
     rope |= config.get("rope_parameters") or {}
-    max_position = config["max_position_embeddings"]
+    max_position = int(config["max_position_embeddings"])
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in SCALINGS:
         raise StartupError(f"unsupported rope scaling {kind}; this engine has {', '.join(SCALINGS)}")

@@ -101,7 +101,8 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     )
     block_size = settings.block_size or CPU_BLOCK_SIZE
     num_blocks = _num_blocks(cache_tokens, block_size)
-    max_len = min(max_len, num_blocks * block_size)
+    _check_memory(num_blocks * block_size * CpuAttention.bytes_per_token(spec, weight_format))
+    max_len = _fitting_len(config.model.max_model_len, max_len, num_blocks * block_size)
     kernels = Kernels(load_kernels())
     if weight_format == "bfloat16" and not can_bfloat16(kernels):
         raise StartupError("engine.weight_format bfloat16 needs a CPU with AVX-512 or AMX; auto chooses float16 here")
@@ -160,7 +161,7 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
             ) from error
         cache_tokens = room // PagedAttention.bytes_per_token(spec, dtype)
     num_blocks = _num_blocks(cache_tokens, block_size)
-    max_len = min(max_len, num_blocks * block_size)
+    max_len = _fitting_len(config.model.max_model_len, max_len, num_blocks * block_size)
     attention = paged_attention(spec, num_blocks, block_size, device, dtype, max_len)
     graphs = DecodeGraphs(model, attention, record=True)
     graphs.record_all(settings.max_num_seqs)
@@ -176,6 +177,28 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         max_batched_tokens=budget,
         overlaps=True,
     )
+
+
+def _fitting_len(asked: int, max_len: int, cache_tokens: int) -> int:
+    """The longest sequence that the KV cache holds. Raises StartupError where that is less than was ``asked`` for."""
+    if asked > cache_tokens:
+        raise StartupError(
+            f"model.max_model_len is {asked}, but the KV cache holds {cache_tokens} tokens: lower it, or enlarge the "
+            "cache (engine.kv_cache_bytes on a CPU, engine.gpu_memory_utilization on a GPU)"
+        )
+    if max_len > cache_tokens:
+        log.warning("the KV cache is smaller than the model's context tokens=%d context=%d", cache_tokens, max_len)
+    return min(max_len, cache_tokens)
+
+
+def _check_memory(num_bytes: int) -> None:
+    """Of a KV cache, which takes its memory as it fills: the kernel would end the engine some time later."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if num_bytes > memory:
+        raise StartupError(
+            f"the KV cache would have {num_bytes >> 20} MiB where the machine has {memory >> 20}: "
+            "lower engine.kv_cache_bytes or engine.kv_cache_tokens"
+        )
 
 
 def _progress(layers: range) -> tqdm[int]:

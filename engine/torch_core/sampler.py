@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from engine.core import Logprobs
+from engine.core import Logprobs, TokenIds
 from engine.torch_core.guide import Guide, GuideFailed
 from engine.torch_core.noise import noise_keys, uniforms
 from engine.torch_core.penalties import PenaltyTable
@@ -137,10 +137,9 @@ class Sampler:
             sampling, start = sequence.sampling, row * self._vocab_size
             if sequence in self._guides:
                 self._apply_guide(logits[row], self._guides[sequence])
-            for word in sampling.bad_words_ids:
-                prefix = sequence.output_ids[sequence.num_output_tokens - len(word) + 1 :] if len(word) > 1 else ()
-                if tuple(prefix) == word[:-1]:
-                    forbidden.append(start + word[-1])
+            if sampling.bad_words_ids:
+                output = sequence.output_ids
+                forbidden += [start + word[-1] for word in sampling.bad_words_ids if _ends_with(output, word[:-1])]
             if sequence.num_output_tokens < sampling.min_tokens and not self._is_complete(sequence):
                 forbidden += [start + token for token in sequence.stop_ids]
             if sampling.logit_bias_ids:
@@ -213,6 +212,13 @@ class Sampler:
         return torch.searchsorted(cumulative, targets, right=True).squeeze(1).clamp_(max=self._vocab_size - 1)
 
 
+def _ends_with(output: TokenIds, tokens: tuple[int, ...]) -> bool:
+    """The last token alone tells most apart: a request may name hundreds of words, each of a hundred tokens."""
+    if not tokens:
+        return True
+    return len(output) >= len(tokens) and output[-1] == tokens[-1] and output[-len(tokens) :].tolist() == list(tokens)
+
+
 def keep_likely(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor, count: int) -> None:
     """Set the logits (rows, vocab) of tokens outside top_k, top_p and min_p to -inf, in place.
 
@@ -223,7 +229,7 @@ def keep_likely(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor,
     vocab_size = logits.shape[1]
     count = min(count, vocab_size)
     log_probs = logits.log_softmax(dim=-1)
-    best = log_probs.topk(count, dim=-1).values  # (rows, count), descending
+    best = _largest(log_probs, count)
     kth = best.gather(1, (top_k - 1).clamp(max=count - 1))
     thresholds = torch.where(top_k < vocab_size, kth, -torch.inf)
     probs = torch.where(torch.arange(count, device=logits.device) < top_k, best, -torch.inf).exp()
@@ -240,6 +246,13 @@ def keep_likely(logits: Tensor, top_k: Tensor, top_p: Tensor, log_min_p: Tensor,
         logits[short] = rest
         thresholds = torch.where(short[:, None], -torch.inf, thresholds)
     logits.masked_fill_(log_probs < thresholds, -torch.inf)
+
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    """The ``count`` largest of each row, (rows, count), descending."""
+    if values.is_cpu and count == values.shape[1]:  # 0.2 ms for 49152 values; torch takes 1.5
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1)).flip(-1)
+    return values.topk(count, dim=-1).values
 
 
 def prompt_logprobs(logits: Tensor, targets: npt.NDArray[np.int64], count: int) -> Logprobs:

@@ -2,9 +2,11 @@
 
 Engine process; pure: no torch, no clock. Priorities first, then order of arrival. Every running decode gets its
 token in every step; what is left of the budget goes to prefills, in chunks, so that a long prompt delays the
-running streams by one step's budget at most. When blocks run out, the last in order is preempted: it lets go of
-its blocks and is computed anew later (much of it found in the prefix cache, if nobody took it). A waiting sequence
-is admitted only if all its present tokens fit, and nobody overtakes it within its priority.
+running streams by one step's budget at most. Short prompts do not wait for its end either: of the room that it
+cannot do with it leaves a half to those behind it that need at most half as many steps. When blocks run out, the last
+in order is preempted: it lets go of its blocks and is computed anew later (much of it found in the prefix cache, if
+nobody took it). A waiting sequence is admitted only if all its present tokens fit, and while it waits for blocks nobody
+overtakes it within its priority.
 
 A step may be scheduled while the tokens of the last one are still being sampled (``Sequence.expect``): their number
 is known, and that is all it takes. Only a block's hash needs the ids, so such a block is published a step later.
@@ -13,6 +15,7 @@ is known, and that is all it takes. Only a block's hash needs the ids, so such a
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -83,17 +86,12 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """The chunks of the next step, decodes first; blocks for them are held when it returns."""
-        chunks: list[Chunk] = []
-        budget = self.token_budget
         going_on = [sequence for sequence in self.running if not sequence.awaits_its_end]
-        decodes = [sequence for sequence in going_on if sequence.num_uncomputed_tokens == 1]
-        prefills = [sequence for sequence in going_on if sequence.num_uncomputed_tokens > 1]
-        for sequence in decodes + prefills:
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if num_tokens and sequence.status is Status.RUNNING and self._hold_blocks(sequence, num_tokens):
-                chunks.append(Chunk(sequence, sequence.num_computed_tokens, num_tokens))
-                budget -= num_tokens
-        return chunks + self._admit(budget)
+        decodes = [one for one in going_on if one.num_uncomputed_tokens == 1]
+        still_running = (one for one in decodes if one.status is Status.RUNNING and self._hold_block(one))
+        chunks = [Chunk(one, one.num_computed_tokens, 1) for one in still_running]
+        prefills = [one for one in going_on if one.num_uncomputed_tokens > 1 and one.status is Status.RUNNING]
+        return chunks + self._prefill(prefills, self.token_budget - len(chunks), math.inf)
 
     def commit(self, chunks: Iterable[Chunk]) -> None:
         """Keys and values of the chunks are in their blocks, or will be before any later step reads them.
@@ -111,7 +109,23 @@ class Scheduler:
             if chunk.end >= sequence.num_prompt_tokens:
                 self._forget_leader(sequence)
 
-    def _admit(self, budget: int) -> list[Chunk]:
+    def _prefill(self, running: list[Sequence], budget: int, max_new: float) -> list[Chunk]:
+        """Chunks of running prefills, in order, and of those that begin with at most ``max_new`` tokens to compute."""
+        if not budget:
+            return []
+        if not running:
+            return self._admit(budget, max_new)
+        first, *others = running
+        num_tokens = first.num_uncomputed_tokens
+        if num_tokens <= budget:
+            chunks = self._prefill(others, budget - num_tokens, max_new)
+        else:
+            chunks = self._prefill(others, budget // 2, min(max_new, num_tokens // 2))
+            num_tokens = budget - sum(chunk.num_tokens for chunk in chunks)
+        return [Chunk(first, first.num_computed_tokens, num_tokens), *chunks]
+
+    def _admit(self, budget: int, max_new: float) -> list[Chunk]:
+        """First chunks of waiting sequences, in order, but for those that have more tokens to compute."""
         chunks: list[Chunk] = []
         held_back: list[tuple[tuple[int, int], Sequence]] = []
         while self._waiting and budget and len(self.running) < self.max_running:
@@ -120,7 +134,11 @@ class Scheduler:
             if self._leaders.get(_prompt_key(sequence), sequence) is not sequence:
                 held_back.append(entry)  # soon it finds the prompt's blocks computed
                 continue
-            if not self._start(sequence):
+            shared = self._find_shared(sequence)
+            if sequence.num_tokens - len(shared) * self.pool.block_size > max_new:
+                held_back.append(entry)
+                continue
+            if not self._start(sequence, shared):
                 held_back.append(entry)
                 break
             num_tokens = min(sequence.num_uncomputed_tokens, budget)
@@ -131,14 +149,17 @@ class Scheduler:
         self.running.sort(key=lambda sequence: sequence.order)
         return chunks
 
-    def _start(self, sequence: Sequence) -> bool:
+    def _find_shared(self, sequence: Sequence) -> list[int]:
+        """Known blocks with the beginning of a waiting sequence."""
+        if sequence.wants_prompt_logprobs:
+            return []
+        # At least one token is left to compute: sampling needs its logits.
+        usable = (sequence.num_tokens - 1) // self.pool.block_size
+        self._extend_hashes(sequence, usable)
+        return self.pool.find(sequence.block_hashes[:usable])
+
+    def _start(self, sequence: Sequence, shared: list[int]) -> bool:
         """Give a waiting sequence the blocks of all its tokens, shared ones first; False if they are not free."""
-        shared: list[int] = []
-        if not sequence.wants_prompt_logprobs:
-            # At least one token is left to compute: sampling needs its logits.
-            usable = (sequence.num_tokens - 1) // self.pool.block_size
-            self._extend_hashes(sequence, usable)
-            shared = self.pool.find(sequence.block_hashes[:usable])
         missing = self.pool.blocks_for(sequence.num_tokens) - len(shared)
         if missing + self.pool.num_free_among(shared) > self.pool.num_free:
             return False
@@ -152,10 +173,14 @@ class Scheduler:
         self.running.append(sequence)
         return True
 
-    def _hold_blocks(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Make room for the next tokens, preempting the last in order; False if that was the sequence itself."""
-        needed = self.pool.blocks_for(sequence.num_computed_tokens + num_tokens) - len(sequence.block_table)
-        while needed > self.pool.num_free:
+    def _hold_block(self, sequence: Sequence) -> bool:
+        """Make room for a decode's token, preempting the last in order; False if that was the sequence itself.
+
+        A prefill holds the blocks of all its tokens from its beginning on.
+        """
+        if sequence.num_computed_tokens < len(sequence.block_table) * self.pool.block_size:
+            return True
+        while not self.pool.num_free:
             victim = self.running.pop()
             self._free(victim)
             victim.status = Status.WAITING
@@ -163,8 +188,7 @@ class Scheduler:
             self.num_preemptions += 1
             if victim is sequence:
                 return False
-        if needed > 0:
-            sequence.block_table += self.pool.allocate(needed)
+        sequence.block_table += self.pool.allocate(1)
         return True
 
     def _free(self, sequence: Sequence) -> None:

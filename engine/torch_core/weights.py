@@ -22,35 +22,31 @@ class Checkpoint:
     """All tensors of a model folder, by name. Raises StartupError where files or tensors are missing, or quantized."""
 
     def __init__(self, model_dir: Path) -> None:
-        shards = read_json(model_dir, "model.safetensors.index.json").get("weight_map", {}).values()
-        names = sorted(set(shards)) or ["model.safetensors"]
+        index = read_json(model_dir, "model.safetensors.index.json")
+        try:
+            names = sorted(set(index.get("weight_map", {}).values())) or ["model.safetensors"]
+            paths = [model_dir / name for name in names]
+        except (AttributeError, TypeError) as error:
+            raise StartupError(f"model.safetensors.index.json has an unexpected form: {error}") from error
         self._model_dir = model_dir
         self._file_of: dict[str, Any] = {}
-        for name in names:
-            if not (model_dir / name).is_file():
-                raise StartupError(f"{model_dir} has no {name}: weights must be safetensors files")
+        for path in paths:
+            if not path.is_file():
+                raise StartupError(f"{model_dir} has no {path.name}: weights must be safetensors files")
             try:
-                file: Any = safe_open(model_dir / name, framework="pt")
+                file: Any = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise StartupError(f"cannot read {model_dir / name}: {error}") from error
+                raise StartupError(f"cannot read {path}: {error}") from error
             self._file_of.update(dict.fromkeys(file.keys(), file))
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The tensor as it is stored."""
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """As it is stored; ``shape`` is what config.json implies: ids and kernels would reach beyond another one."""
         if name not in self._file_of:
             raise StartupError(f"the weights in {self._model_dir} lack the tensor {name}")
         tensor: Tensor = self._file_of[name].get_tensor(name)
         if tensor.dtype not in FORMATS:  # without its scales it would be noise
             kind = str(tensor.dtype).removeprefix("torch.")
             raise StartupError(f"the tensor {name} is {kind}: this engine reads no quantized checkpoints")
-        return tensor
-
-    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
-        """The same for one whose shape config.json implies: token ids would reach beyond another one."""
-        tensor = self[name]
         if tuple(tensor.shape) != shape:
             raise StartupError(f"the tensor {name} is {tuple(tensor.shape)}, by config.json it would be {shape}")
         return tensor

@@ -49,10 +49,10 @@ def finished(
 ) -> Prepared:
     """Put a checked request together. ``token_ids``: of each prompt.
 
-    ``max_tokens`` is cut to what the longest prompt leaves of the context, for all choices alike.
+    ``max_tokens`` is cut to what the shortest prompt leaves of the context; the engine cuts it for each choice.
     """
     lengths = tuple(map(len, token_ids))
-    room = max_model_len - max(lengths)
+    room = max_model_len - min(lengths)
     if sampling.max_tokens > room:
         sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
     prompts = tuple(map(pack, token_ids))

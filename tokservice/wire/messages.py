@@ -98,7 +98,7 @@ class SamplingParams:
     """
 
     n: int = 1  # choices per prompt
-    max_tokens: int = 16  # output tokens per choice; prompt + max_tokens never exceeds max_model_len
+    max_tokens: int = 16  # output tokens per choice; fewer where its prompt leaves less of max_model_len
     min_tokens: int = 0  # eos and stop tokens are not sampled before
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # 1 is off

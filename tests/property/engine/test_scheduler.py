@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core import EngineRequest
+from engine.torch_core.batch import build_batch
 from engine.torch_core.kv_cache import BlockPool
 from engine.torch_core.request import Sequence, Status, sequences_of
 from engine.torch_core.scheduler import Chunk, Scheduler
@@ -86,8 +87,7 @@ class History:
         assert len({chunk.sequence for chunk in chunks}) == len(chunks)
         assert len(self.scheduler.running) <= self.scheduler.max_running
         assert not any(chunk.sequence.awaits_its_end for chunk in chunks)
-        for chunk in chunks:
-            self.write(chunk)
+        self.write(chunks)
         candidates = [chunk.sequence for chunk in chunks if chunk.samples]
         self.scheduler.commit(chunks)
         received = self.receive()
@@ -109,12 +109,21 @@ class History:
                     self.end(sequence)
         return len(step)
 
-    def write(self, chunk: Chunk) -> None:
-        assert chunk.sequence.status is Status.RUNNING
-        for position in range(chunk.start, chunk.end):
-            block = chunk.sequence.block_table[position // self.block_size]
-            key = (block, position % self.block_size)
-            self.content[key] = tuple(self.content_of(chunk.sequence)[: position + 1])
+    def write(self, chunks: list[Chunk]) -> None:
+        """What a model would, from the very rows that it gets."""
+        if not chunks:
+            return
+        batch = build_batch(chunks, self.block_size, 4)
+        for chunk, rows in zip(chunks, batch.row_of, strict=True):
+            assert chunk.sequence.status is Status.RUNNING
+            assert batch.positions[rows].tolist() == list(range(chunk.start, chunk.end))
+            content = self.content_of(chunk.sequence)
+            for position, row in zip(range(chunk.start, chunk.end), rows.tolist(), strict=True):
+                token = int(batch.token_ids[row])
+                if token < 0:
+                    token = self.output[self.in_flight[-1 - token]][-1]
+                key = (int(batch.write_blocks[row]), int(batch.write_offsets[row]))
+                self.content[key] = (*content[:position], token)
 
     def read(self, sequence: Sequence) -> list[int]:
         content = self.content_of(sequence)
@@ -196,6 +205,28 @@ def test_a_long_prompt_never_stops_running_decodes() -> None:
     scheduler.add(sequence("long", 400, 1))
     for _ in range(26):
         assert advance(scheduler) == {"short": 1, "long": 15}
+
+
+def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
+    """Behind a prompt of 8,000 tokens one of 30 waited for twelve seconds."""
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("long", 400, 0))
+    assert advance(scheduler) == {"long": 16}
+    for arrival, (name, length) in enumerate([("as long", 300), ("short", 6), ("medium", 100)], 1):
+        scheduler.add(sequence(name, length, arrival))
+    assert advance(scheduler) == {"long": 8, "short": 6, "medium": 2}
+    assert advance(scheduler) == {"short": 1, "long": 8, "medium": 7}
+    scheduler.add(sequence("shorter", 3, 4))
+    assert advance(scheduler) == {"short": 1, "long": 8, "medium": 4, "shorter": 3}
+
+
+def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("long", 400, 0))
+    for arrival in range(1, 40):
+        scheduler.add(sequence("short", 30, arrival))
+        assert advance(scheduler)["long"] >= 8
+        scheduler.finish([one for one in scheduler.running if one.num_output_tokens])
 
 
 def test_priority_then_arrival() -> None:

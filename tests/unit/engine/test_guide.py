@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tokenizers import Tokenizer
 
 from engine.core import EngineCore, EngineRequest
@@ -57,6 +58,32 @@ def test_text_follows_the_guide(engine: EngineCore, tokenizer: Tokenizer, kind: 
         outputs = drain(engine)
         if outputs[-1].finish_reason is FinishReason.STOP:  # a number may go on up to max_tokens
             assert re.fullmatch(pattern, tokenizer.decode(ids_of(outputs, "r")))
+
+
+def save_tiny_talker(folder: Path, **config: Any) -> Path:
+    """A tiny model with the tokenizer of the default one, which has 49152 ids."""
+    import transformers
+
+    torch.manual_seed(1)
+    spec = transformers.LlamaConfig(**COMMON | {"vocab_size": 49152} | config)
+    transformers.LlamaForCausalLM(spec).save_pretrained(folder)
+    shutil.copy(ensure_default_model() / "tokenizer.json", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"vocab_size": 49000}, {"vocab_size": 49408}, {"eos_token_id": None}],
+    ids=["more tokens than the model", "fewer tokens than the model", "no eos"],
+)
+def test_vocabularies_that_do_not_match(tmp_path: Path, tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """Tokens that the model lacks were the end of all guides; without an eos a guided answer went on to its limit."""
+    engine = make_engine(save_tiny_talker(tmp_path, **config))
+    engine.add(guided(tokenizer, "regex", "[0-9]{4}", min_tokens=3))
+    outputs = drain(engine)
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert re.fullmatch("[0-9]{4}", tokenizer.decode(ids_of(outputs, "r"), skip_special_tokens=True))
+    assert_empty(engine)
 
 
 def test_schema_and_resume(engine: EngineCore, tokenizer: Tokenizer) -> None:
@@ -132,7 +159,7 @@ def drive(guide: Guide, token: int, count: int) -> None:
 
 def test_an_ambiguous_grammar_fails_before_its_masks_stall_others(tokenizer: Tokenizer) -> None:
     """Masks are computed between everybody's steps: those of an ambiguous grammar cost more with every token."""
-    maker = GuideMaker(ensure_default_model(), tokenizer.get_vocab_size(), (2,))
+    maker = GuideMaker(ensure_default_model(), tokenizer.get_vocab_size(), (2,), 0)
     rules = [f'r{i}: "x" | r{i} r{i}' for i in range(40)]
     grammar = "\n".join([f"start: ({' | '.join(f'r{i}' for i in range(40))})*", *rules])
     (guide,) = maker.make("grammar", grammar, [np.zeros(0, np.uint32)])
@@ -218,12 +245,7 @@ def test_a_higher_attempt_while_a_guide_is_compiled(
 
 def test_gaps_of_streams_do_not_grow_by_the_time_of_a_compilation(tmp_path: Path) -> None:
     """The library must compile without the GIL: else a thread of its own would not help."""
-    import transformers
-
-    config = transformers.LlamaConfig(**COMMON | {"vocab_size": 49152})
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
-    shutil.copy(ensure_default_model() / "tokenizer.json", tmp_path)
-    engine: Any = make_engine(tmp_path)
+    engine: Any = make_engine(save_tiny_talker(tmp_path))
     cross = [{"anyOf": [{"type": "object", "properties": {f"p{i}{j}": {}}} for j in "ab"]} for i in range(10)]
     schema = json.dumps({"allOf": cross})  # too complex, as turns out at the end
     engine.add(request("mate", [5, 6, 7], max_tokens=400, ignore_eos=True))

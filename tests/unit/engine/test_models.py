@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.load import build_core
 from engine.model_files import read_json
 from engine.torch_core.attention import CpuAttention
 from engine.torch_core.attention_cuda import PagedAttention
@@ -39,6 +40,7 @@ from tests.helpers.tiny_models import (
     run_alone,
     save_tiny_model,
 )
+from tokservice.runtime.config import from_dict
 from tokservice.wire.errors import StartupError
 
 PROMPT = np.random.default_rng(0).integers(2, VOCAB_SIZE, 150).astype(np.uint32)
@@ -279,6 +281,11 @@ def test_stretched_positions_lengthen_the_context(rope: dict[str, Any], max_posi
         # Ids that the embeddings do not have ended the engine.
         ({"vocab_size": 300}, r"embed_tokens\.weight is \(256, 64\), by config\.json it would be \(300, 64\)"),
         ({"num_key_value_heads": 1}, r"k_proj\.weight is \(32, 64\)"),
+        ({"num_hidden_layers": 0}, "no layers"),
+        ({"max_position_embeddings": None}, "has an unexpected form"),
+        ({"rope_scaling": "yarn", "rope_parameters": None}, "has an unexpected form"),
+        # NaN in every position, and so in every logit.
+        ({"rope_theta": None, "rope_parameters": None}, "rope_theta .* is no number above 0"),
     ],
     ids=lambda value: str(value)[:30],
 )
@@ -299,6 +306,62 @@ def test_quantized_checkpoints_are_refused(tmp_path: Path, kind: torch.dtype) ->
     name = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {name: weights[name].to(kind), f"{name}_scale_inv": torch.ones(1)}, tensors)
     with pytest.raises(StartupError, match=f"{name} is .*: this engine reads no quantized checkpoints"):
+        make_engine(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("model.norm.weight", torch.ones(32), r"norm\.weight is \(32,\), by config\.json it would be \(64,\)"),
+        ("model.layers.1.self_attn.q_proj.bias", torch.ones(1), r"q_proj\.bias is \(1,\)"),
+        ("model.layers.1.mlp.up_proj.weight", torch.full((128, 64), torch.nan), "the model computes no numbers"),
+    ],
+    ids=["norm", "bias", "nan"],
+)
+def test_weights_that_give_no_logits_are_refused(tmp_path: Path, name: str, value: torch.Tensor, message: str) -> None:
+    """Kernels read beyond a norm or bias that is too short; with NaN among the weights every request was an error."""
+    tensors = save_tiny_model("llama-biased", tmp_path) / "model.safetensors"
+    weights = load_file(tensors)
+    assert name in weights
+    save_file(weights | {name: value}, tensors)
+    with pytest.raises(StartupError, match=message):
+        make_engine(tmp_path)
+
+
+def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path) -> None:
+    """It takes its memory as it fills: the engine was killed hours later, or crashed at each start."""
+    save_tiny_model("llama3", tmp_path)
+    with pytest.raises(StartupError, match=r"lower engine\.kv_cache_bytes"):
+        make_engine(tmp_path, kv_cache_tokens=0, kv_cache_bytes=1 << 46)
+
+
+def test_a_context_that_the_cache_cannot_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It was cut without a word, also where it had been asked for."""
+    save_tiny_model("llama3", tmp_path)
+    engine = {"weight_format": "float32", "block_size": 32, "kv_cache_tokens": 256}
+    assert (
+        build_core(from_dict({"engine": engine, "model": {"max_model_len": 256}}), tmp_path).limits.max_model_len == 256
+    )
+    assert not caplog.records
+    assert build_core(from_dict({"engine": engine}), tmp_path).limits.max_model_len == 256
+    assert "tokens=256 context=512" in caplog.text
+    with pytest.raises(StartupError, match=r"max_model_len is 257, but the KV cache holds 256 tokens"):
+        build_core(from_dict({"engine": engine, "model": {"max_model_len": 257}}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "message"),
+    [
+        ({"a": "model-00001-of-00002.safetensors"}, "has no model-00001-of-00002"),
+        ([], "index.json has an unexpected form"),
+        ({"a": 5}, "index.json has an unexpected form"),
+    ],
+    ids=str,
+)
+def test_an_index_of_shards_that_are_not_there(tmp_path: Path, weight_map: object, message: str) -> None:
+    save_tiny_model("qwen2", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(StartupError, match=message):
         make_engine(tmp_path)
 
 

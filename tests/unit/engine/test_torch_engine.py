@@ -56,6 +56,14 @@ def test_length_and_context_limit(engine: EngineCore) -> None:
     assert_empty(engine)
 
 
+def test_each_prompt_has_its_own_room(engine: EngineCore) -> None:
+    prompts = tuple(np.arange(length, dtype=np.uint32) % 200 + 2 for length in (engine.limits.max_model_len - 3, 20))
+    engine.add(EngineRequest("r", 1, SamplingParams(max_tokens=8, ignore_eos=True), prompts))
+    outputs = drain(engine)
+    assert [len(ids_of(outputs, "r", choice)) for choice in range(2)] == [3, 8]
+    assert finals(outputs) == [FinishReason.LENGTH] * 2
+
+
 def test_stop_token_is_the_last_id(engine: EngineCore) -> None:
     plain = greedy(engine, max_tokens=12, ignore_eos=True)
     stop = plain[5]
@@ -78,6 +86,20 @@ def test_eos_ends_unless_ignored_and_waits_for_min_tokens(model_dir: Path, tmp_p
     assert greedy(engine, max_tokens=12, ignore_eos=True) == plain
 
 
+def test_padding_of_the_vocabulary_stands_for_no_token(model_dir: Path, tmp_path: Path) -> None:
+    """Models have rows of logits beyond the tokenizer's ids: what was sampled there had no text."""
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_bytes((model_dir / name).read_bytes())
+    vocabulary = {f"t{token}": token for token in range(200)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+    engine = make_engine(tmp_path)
+    scored = {"num_logprobs": 20, "num_prompt_logprobs": 20}
+    engine.add(request("r", PROMPT, temperature=100.0, max_tokens=100, ignore_eos=True, **scored))
+    tables = [table for output in drain(engine) for table in (output.logprobs, output.prompt_logprobs) if table]
+    assert len(tables) == 101
+    assert max(table.token_ids.max() for table in tables) < 200
+
+
 def test_bias_and_bad_words(engine: EngineCore) -> None:
     plain = greedy(engine, max_tokens=6, ignore_eos=True)
     biased = greedy(engine, max_tokens=4, logit_bias_ids=(77,), logit_bias_values=(100.0,))
@@ -87,6 +109,11 @@ def test_bias_and_bad_words(engine: EngineCore) -> None:
     pair = greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=((plain[0], plain[1]),))
     assert pair[0] == plain[0]
     assert pair[1] != plain[1]
+    assert plain[0] != plain[1]
+    others = ((*plain[1:2], *plain[1:3]), (9, *plain[:2]), (*plain[:3], 9, plain[3]))  # alike only at their ends
+    assert greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=others) == plain
+    word = tuple(plain[1:4])
+    assert greedy(engine, max_tokens=6, ignore_eos=True, bad_words_ids=(word,))[3] != plain[3]
 
 
 def test_penalties_move_away_from_what_was_said(engine: EngineCore) -> None:

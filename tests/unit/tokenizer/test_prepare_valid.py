@@ -52,6 +52,15 @@ def test_all_prompt_forms(preparer: Preparer) -> None:
     assert contexts.decode(result.context).num_prompt_tokens == (len(one), len(two), len(one))
 
 
+def test_a_long_prompt_leaves_its_neighbours_their_room(preparer: Preparer) -> None:
+    """Every answer was cut to what the longest prompt of the request left of the context."""
+    room = LIMITS.max_model_len - 2
+    result = prepared(preparer, prompt=[[5] * 60, [5, 6]], max_tokens=40, min_tokens=20)
+    assert (result.sampling.max_tokens, result.sampling.min_tokens) == (40, 20)
+    result = prepared(preparer, prompt=[[5] * 60, [5, 6]], max_tokens=400, min_tokens=300)
+    assert (result.sampling.max_tokens, result.sampling.min_tokens) == (room, room)
+
+
 def test_sampling_fields(preparer: Preparer) -> None:
     fields = {
         "n": 3,

@@ -83,6 +83,7 @@ class Api:
     def report(self, metrics: Metrics) -> tuple[int, int]:
         """For the heartbeat."""
         metrics.set("http_connections", len(self._app.connections))
+        metrics.set("http_unsent_bytes", self._app.held.num_bytes)
         return self._router.num_messages, self._router.num_open
 
     def _new_connection(self) -> asyncio.Protocol:

@@ -62,7 +62,7 @@ class HttpConnection(asyncio.Protocol):
         self._discarding = False  # whatever else arrives
         # writing
         self._writing = True
-        self._unsent = Backlog()
+        self._unsent = Backlog(application.held)
         self._sending: asyncio.Handle | None = None  # the turn of the loop in which writing goes on
         self._leaving = False  # once everything is written
         self._client_ended = False  # its sending side
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._unsent and len(data) <= PIECE_BYTES:
             self._transport.write(data)
         elif not self._gone:
-            self._unsent.add(data)
+            self._keep(data)
             if self._sending is None:
                 self._send_on()
 
@@ -179,9 +179,9 @@ class HttpConnection(asyncio.Protocol):
         if self._writing:
             self.write(data)
         else:
-            self._unsent.add(data)
+            self._keep(data)
             if self._unsent.num_joined > self._settings.max_unsent_bytes:
-                self._cut_off()
+                self.cut_off()
 
     def pause_upload(self, paused: bool) -> None:
         """Stop reading a body while the router is behind."""
@@ -223,12 +223,22 @@ class HttpConnection(asyncio.Protocol):
         self._unsent.clear()
         self._transport.abort()
 
+    def cut_off(self) -> None:
+        """End the connection since its client does not read."""
+        self._application.slow_reader()
+        self.drop()
+
     def close_if_idle(self) -> None:
         """Close unless a request is being served."""
         if not self._exchanges and not self._gone:
             self._leaving = bool(self._unsent)
             if not self._leaving:
                 self._transport.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits here until the client reads."""
+        return self._unsent.held_bytes
 
     @property
     def is_flushed(self) -> bool:
@@ -352,6 +362,10 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
+    def _keep(self, data: Buffer) -> None:
+        self._unsent.add(data)
+        self._application.make_room()
+
     def _send_on(self) -> None:
         """Write what waits, a share in each turn of the loop; then go on with what waited for that."""
         for _ in range(PIECES_PER_TURN):
@@ -370,10 +384,6 @@ class HttpConnection(asyncio.Protocol):
         self._sending = None
         self._send_on()
 
-    def _cut_off(self) -> None:
-        self._application.slow_reader()
-        self.drop()
-
     def _is_writing(self, now_s: float) -> bool:
         """Whether the connection waits for its client to read; if for too long, it is cut off."""
         unsent_bytes = len(self._unsent) + self._transport.get_write_buffer_size()
@@ -381,7 +391,7 @@ class HttpConnection(asyncio.Protocol):
             self._unsent_bytes_seen = unsent_bytes
             self._since_s = now_s
         elif unsent_bytes and now_s - self._since_s > self._settings.write_stall_s:
-            self._cut_off()
+            self.cut_off()
         return unsent_bytes > 0
 
 

@@ -42,7 +42,8 @@ CATALOGUE: dict[str, Spec] = {
     # API processes
     "http_requests_total": Spec("counter", "HTTP responses, by status code."),
     "http_connections": Spec("gauge", "Open client connections."),
-    "http_slow_readers_total": Spec("counter", "Streams cut off since their client did not read."),
+    "http_unsent_bytes": Spec("gauge", "Bytes of answers that are held until their clients read."),
+    "http_slow_readers_total": Spec("counter", "Connections cut off since their client did not read."),
     "event_loop_lag_seconds": Spec(
         "histogram", "How late the heartbeat of an API process's event loop ran.", LOOP_LAG, per_process=True
     ),

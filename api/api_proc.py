@@ -27,7 +27,7 @@ from api.tls import Tls
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import EXIT_CLEAN, Process, run_process, spare_imports
 from tokservice.wire.channels import LoopChannel
-from tokservice.wire.errors import StartupError
+from tokservice.wire.errors import DRAINING, StartupError
 from tokservice.wire.messages import Message, Publish, Role, Stop, Topology
 
 API_KEYS_VARIABLE = "TOKSERVICE_API_KEYS"  # separated by blanks or line ends; this process alone gets it
@@ -99,7 +99,8 @@ class Api:
             case Publish():
                 self._pages.publish(message, time.monotonic())
             case Stop(drain=True):
-                self._app.draining = self._process.draining = True
+                self._process.draining = True
+                self._app.drain()
                 self._process.beat(self.report)
             case Stop():
                 self._stopped.set()
@@ -119,7 +120,9 @@ class Api:
         self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 
     async def _flush(self) -> None:
-        """Let the last bytes leave, then close what is still open."""
+        """Answer what has not arrived, let the last bytes leave, then close what is still open."""
+        for connection in tuple(self._app.connections):
+            connection.refuse_arriving(DRAINING)
         deadline_s = self._loop.time() + FLUSH_TIMEOUT_S
         while self._loop.time() < deadline_s and not all(item.is_flushed for item in self._app.connections):
             await asyncio.sleep(0.01)

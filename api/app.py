@@ -90,6 +90,12 @@ class App:
         """Its connection is gone."""
         self.connections.discard(connection)
 
+    def drain(self) -> None:
+        """Refuse what is new; what is arriving has a short while left."""
+        self.draining = True
+        for connection in self.connections:
+            connection.hurry()
+
     def begin(self, exchange: Exchange) -> None:
         """A request's head is here: answer from it, or let the body come."""
         path = exchange.path

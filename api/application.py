@@ -19,6 +19,7 @@ class Application(Protocol):
     settings: ApiConfig
     origins: Origins | None
     date: bytes
+    draining: bool  # what is new is refused
     held: Held
 
     def opened(self, connection: HttpConnection) -> None:

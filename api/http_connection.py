@@ -23,7 +23,7 @@ from api.application import Application
 from api.backlog import PIECE_BYTES, Backlog
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
-from tokservice.wire.errors import REQUEST_TIMEOUT, RequestError
+from tokservice.wire.errors import DRAINING, REQUEST_TIMEOUT, RequestError
 from tokservice.wire.messages import Buffer
 
 MAX_SENT_AHEAD_BYTES = 64 * 1024  # of a client that does not wait for its answers
@@ -31,6 +31,7 @@ PARSE_BYTES = 4096  # in one turn of the loop, beside bodies of stated length
 FULL_READ_BYTES = 64 * 1024  # a larger read is the last of its turn (libuv would make 32 of 256 KB each)
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 PIECES_PER_TURN = 4  # of what waits for its client
+DRAIN_PIECE_S = 5.0  # instead of ``body_timeout_s`` while the server drains: an idle upload must not hold its end up
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # tcpi_state, linux/tcp_states.h
@@ -217,6 +218,15 @@ class HttpConnection(asyncio.Protocol):
             self._application.abandoned(current)
             current.cut_short(error)
 
+    def refuse_arriving(self, error: RequestError) -> None:
+        """Answer a request that has not arrived with an error; others go on."""
+        if self._reader.arriving is not None and not self._gone:
+            self.refuse(error)
+
+    def hurry(self) -> None:
+        """The server drains: the clock of what is arriving starts anew, and runs faster."""
+        self._since_s = self._now_s
+
     def drop(self) -> None:
         """End the connection at once."""
         self._gone = True
@@ -261,8 +271,9 @@ class HttpConnection(asyncio.Protocol):
                 self.drop()
         elif self._reader.arriving is not None:
             limit_s = settings.header_timeout_s if self._reader.in_head else settings.body_timeout_s
-            if self._reading and waited_s > limit_s:
-                self.refuse(REQUEST_TIMEOUT)
+            draining = self._application.draining
+            if self._reading and waited_s > (min(limit_s, DRAIN_PIECE_S) if draining else limit_s):
+                self.refuse(DRAINING if draining else REQUEST_TIMEOUT)
         elif not self._exchanges and waited_s > (DISCARD_S if self.is_surplus else settings.keep_alive_s):
             self._transport.close()
 

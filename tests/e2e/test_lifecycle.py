@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.helpers.http_client import post_head
 from tests.helpers.server import ROOT, SIMULATED, Server, running_server
 from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
@@ -156,6 +157,19 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new(small: tuple[str, ...]
             rest = [line for line in lines if line.startswith("data: ")]
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
+        assert server.process.wait(60) == 0
+
+
+def test_half_sent_bodies_do_not_hold_the_end_up(small: tuple[str, ...]) -> None:
+    """A long one held the drain for its thirty seconds; the client of a short one found its connection closed."""
+    with running_server(*small, "--set", "runtime.drain_timeout_s=80") as server:
+        with server.connect() as long, server.connect() as short:
+            long.send(post_head("Content-Length: 200000") + b"{")
+            short.send(post_head("Content-Length: 2000") + b"{")
+            wait_for(lambda: server.gauge("num_requests_unfinished") == 1, what="the long one has begun")
+            server.process.terminate()
+            for client in (short, long):
+                assert b'"code":"shutting_down"' in client.read_response().body
         assert server.process.wait(60) == 0
 
 

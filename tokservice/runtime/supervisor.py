@@ -294,10 +294,11 @@ class Supervisor:
                 child.progress = message.progress
                 child.unfinished = message.unfinished
                 child.draining = message.draining
+                has_news, child.doing = child.doing != message.doing, message.doing
                 caught_up = child.topology_version < message.topology_version == self._topology_version
                 child.topology_version = message.topology_version
                 self._page.update(sender, message.metrics)
-                if caught_up:
+                if caught_up or has_news:
                     self._next_publish_s = 0.0
 
     def _flush(self) -> None:
@@ -342,7 +343,7 @@ class Supervisor:
         self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
         reason = self._phase
-        if self._phase == "ready":
+        if self._phase in ("starting", "ready"):
             reason = why_not_ready(self.children, self._topology_version, self._config.runtime, now_s)
         status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
         ready = Publish("/ready", 503 if reason else 200, JSON, PAGE_MAX_AGE_S, (json.dumps(status).encode(),))

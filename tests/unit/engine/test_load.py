@@ -98,5 +98,5 @@ def test_a_start_tells_what_takes_long(tmp_path: Path) -> None:
     """Of models that load for minutes operators saw nothing at all."""
     told: list[str] = []
     config = from_dict({"engine": {"kv_cache_tokens": 256}})
-    build_core(config, save_tiny_model("llama", tmp_path), told.append)
+    build_core(config, save_tiny_model("llama3", tmp_path), told.append)
     assert [line for line in told if "kernels" not in line] == ["loading weights: 0 %", "warming up"]

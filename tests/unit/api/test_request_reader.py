@@ -199,6 +199,13 @@ def test_head_of_exactly_the_limit() -> None:
     assert refusal(get("/", f"x: {'a' * (filling + 1)}")) is HEADERS_TOO_LARGE
 
 
+@pytest.mark.parametrize("step", [1, 100, 3000])
+def test_a_header_that_comes_in_pieces_counts_once(step: int) -> None:
+    """One of more than half of the limit was refused: it counted while it came, and again when it was whole."""
+    filling = MAX_HEAD_BYTES - 100
+    assert read(get("/", f"x: {'a' * filling}"), step).whole
+
+
 @pytest.mark.parametrize(
     "data",
     [

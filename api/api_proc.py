@@ -106,6 +106,8 @@ class Api:
                 self._stopped.set()
 
     def _beat(self) -> None:
+        if self._stopped.is_set():
+            return
         self._process.beat(self.report)
         self._control.wake()  # the beat goes straight to the socket, and may have swallowed news of a message
         if self._process.stopping:  # SIGTERM, from somebody else than the supervisor

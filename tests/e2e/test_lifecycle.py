@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from tests.helpers.http_client import post_head
 from tests.helpers.server import ROOT, SIMULATED, Server, running_server
 from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
+from tokservice.runtime.supervisor import SAME_ORDER_S
 
 
 def launch(*arguments: str) -> tuple[int, str]:
@@ -38,7 +40,8 @@ def refusal(*arguments: str) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything_cleanly(small: tuple[str, ...], number: signal.Signals) -> None:
-    with running_server(*small) as server:
+    """A heartbeat that came due in the last moment met a closed socket, and left a traceback."""
+    with running_server(*small, "--set", "runtime.heartbeat_s=0.001") as server:
         assert server.stop(number) == 0
         assert "Traceback" not in server.log
         assert not server.run_dir.exists()
@@ -179,11 +182,24 @@ def test_a_second_signal_forces(small: tuple[str, ...]) -> None:
         server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines,
     ):
         server.process.terminate()
+        first_s = time.monotonic()
         server.wait_until_status("/ready", 503)
+        wait_for(lambda: time.monotonic() > first_s + 2 * SAME_ORDER_S, what="it is not the same order")
         server.process.terminate()
         assert server.process.wait(20) == 1, "the drain would take thirty seconds"
         with pytest.raises(httpx.TransportError):
             list(lines)
+
+
+def test_one_order_that_comes_twice_does_not_force(small: tuple[str, ...]) -> None:
+    """timeout(1) signals its child, then the child's whole group: streams were cut, and the exit code was 1."""
+    with running_server(*small, "--set", "simulated.step_ms=10") as server:
+        with server.begun_stream({"prompt": "hello", "max_tokens": 100}) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert server.process.wait(60) == 0
 
 
 def test_a_drain_past_its_deadline_ends_streams_with_an_error_event(small: tuple[str, ...]) -> None:

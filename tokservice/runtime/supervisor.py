@@ -42,6 +42,7 @@ from tokservice.wire.messages import (
 )
 
 TICK_MS = 100
+SAME_ORDER_S = 0.2  # signals within so short a time are one: timeout(1) signals its child and then the child's group
 EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
 PAGE_MAX_AGE_S = 5.0
 WORKERS = (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE)
@@ -80,6 +81,7 @@ class Supervisor:
         self._poller.register(self._channel.socket, zmq.POLLIN)
         self._poller.register(self._signal_read, zmq.POLLIN)
         self._num_signals = 0
+        self._signal_s = -SAME_ORDER_S
         self._hangups = 0
         self._to_restart: deque[Child] = deque()
         self._leaving: tuple[Child, int, float] | None = None  # with its incarnation, and since when
@@ -368,7 +370,9 @@ class Supervisor:
         """Signals only count; the loop acts. The old handlers come back at the end."""
 
         def count(*_: object) -> None:
-            self._num_signals += 1
+            if time.monotonic() - self._signal_s >= SAME_ORDER_S:
+                self._signal_s = time.monotonic()
+                self._num_signals += 1
 
         def hang_up(*_: object) -> None:
             self._hangups += 1

@@ -74,6 +74,25 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind(small: tuple[str, ...]) -
             assert successor.url == server.url
 
 
+def test_a_pause_of_the_whole_system_harms_nobody(small: tuple[str, ...]) -> None:
+    """After a container was frozen for two minutes the launcher killed everyone: they had said nothing for so long."""
+    hang_s = 4.0
+    with running_server(*small, "--set", f"runtime.hang_timeout_s={hang_s}") as server:
+        pids = server.pids()
+        everyone = [server.process.pid, *pids.values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        start_s = time.monotonic()
+        wait_for(lambda: time.monotonic() > start_s + hang_s + 1, what="they count as hanging")
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        beat = server.gauge("event_loop_lag_seconds_count")
+        wait_for(lambda: server.gauge("event_loop_lag_seconds_count") > beat, what="the launcher hears them again")
+        server.wait_until_status("/ready", 200)
+        assert server.pids() == pids
+        assert "no heartbeat" not in server.log
+
+
 def test_a_port_in_use_is_found_before_anything_loads(tmp_path: Path) -> None:
     """The conflict was found only after the model had loaded: vllm#8204. This one cannot be loaded."""
     (tmp_path / "tokenizer.json").write_text("{ not JSON")

@@ -42,6 +42,7 @@ from tokservice.wire.messages import (
 )
 
 TICK_MS = 100
+LONG_TURN_S = 1.0  # from one look at the children to the next: this process was stopped, and perhaps all were
 SAME_ORDER_S = 0.2  # signals within so short a time are one: timeout(1) signals its child and then the child's group
 EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
 PAGE_MAX_AGE_S = 5.0
@@ -90,6 +91,7 @@ class Supervisor:
         self._metrics = Metrics()
         self._page = MetricsPage()
         self._next_publish_s = 0.0
+        self._turn_s = 0.0  # when the children were last looked at
 
     def run(self, on_ready: Callable[[Supervisor], None]) -> int:
         """Serve until a signal; returns the exit code. Raises StartupError where a process cannot start."""
@@ -154,6 +156,7 @@ class Supervisor:
         """Handle events until a condition holds, a signal comes or the time is over; whether the first two did."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         num_signals = self._num_signals
+        self._turn_s = time.monotonic()
         while not condition():
             now_s = time.monotonic()
             if self._num_signals > 1 or (not stop_on_signal and self._num_signals > num_signals):
@@ -168,6 +171,7 @@ class Supervisor:
             for sender, message in self._channel.receive():
                 self._on_message(sender, message)
             self._flush()
+            self._forgive_pause(time.monotonic())
             self._reap(time.monotonic())
             self._roll(time.monotonic())
             if time.monotonic() >= self._next_publish_s:
@@ -190,6 +194,14 @@ class Supervisor:
         assert child.process is not None
         assert child.process.stdout is not None
         self._relay.add(child.process.stdout)
+
+    def _forgive_pause(self, now_s: float) -> None:
+        """Only time in which they could have been heard counts as their silence."""
+        pause_s, self._turn_s = now_s - self._turn_s, now_s
+        if pause_s > LONG_TURN_S:
+            log.warning("the launcher stood still seconds=%.1f", pause_s)
+            for child in self.children:
+                child.last_beat_s = min(now_s, child.last_beat_s + pause_s)
 
     def _reap(self, now_s: float) -> None:
         """Replace the dead, and those that have said nothing for so long that they count as dead."""

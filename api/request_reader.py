@@ -155,7 +155,7 @@ class RequestReader:
             name = name.lower()
             if name in ONCE and name in exchange.headers:
                 raise Refused(BAD_HTTP)
-            exchange.headers[name] = value
+            exchange.headers[name] = value.rstrip(b" \t")  # those before it are gone already
 
     def on_headers_complete(self) -> None:
         """The head is whole."""

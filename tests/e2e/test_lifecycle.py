@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -17,7 +20,7 @@ import psutil
 import pytest
 
 from tests.helpers.http_client import post_head
-from tests.helpers.server import ROOT, SIMULATED, Server, running_server
+from tests.helpers.server import ROOT, SIMULATED, Server, die_with_parent, running_server
 from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
 from tokservice.runtime.supervisor import SAME_ORDER_S
@@ -45,6 +48,42 @@ def test_a_signal_ends_everything_cleanly(small: tuple[str, ...], number: signal
         assert server.stop(number) == 0
         assert "Traceback" not in server.log
         assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("by_nohup", [False, True])
+def test_a_closed_terminal_ends_what_runs_in_it(small: tuple[str, ...], tmp_path: Path, by_nohup: bool) -> None:
+    """The server ran on without one and kept the port; under nohup(1) all workers were restarted."""
+    master, slave = pty.openpty()
+
+    def take_terminal() -> None:
+        die_with_parent()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+        if by_nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "launch.py"), *small, "--port", "0"],
+            stdin=slave,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[slave],
+            preexec_fn=take_terminal,
+        )
+    try:
+        os.close(slave)
+        wait_for(lambda: "is ready at" in log.read_text() or launcher.poll() is not None, what="it is ready")
+        os.close(master)
+        if by_nohup:
+            launcher.terminate()
+        assert launcher.wait(60) == 0
+        assert "is ready at" in log.read_text()
+        assert "restarting the workers" not in log.read_text()
+    finally:
+        launcher.kill()
+        launcher.wait()
 
 
 def test_a_signal_during_start_is_obeyed(small: tuple[str, ...]) -> None:

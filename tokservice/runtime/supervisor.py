@@ -26,6 +26,7 @@ from tokservice.runtime.metrics import Metrics, MetricsPage
 from tokservice.runtime.model_pages import model_pages
 from tokservice.runtime.process import CONFIG_FILE
 from tokservice.runtime.readiness import why_not_ready
+from tokservice.runtime.terminal import Terminal
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost, StartupError
@@ -84,6 +85,7 @@ class Supervisor:
         self._num_signals = 0
         self._signal_s = -SAME_ORDER_S
         self._hangups = 0
+        self._terminal = Terminal()
         self._to_restart: deque[Child] = deque()
         self._leaving: tuple[Child, int, float] | None = None  # with its incarnation, and since when
         self._topology_version = 0
@@ -354,6 +356,7 @@ class Supervisor:
 
     def _publish(self, now_s: float) -> None:
         self._next_publish_s = now_s + self._config.runtime.heartbeat_s
+        self._terminal.is_being_lost(now_s)
         self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
         reason = self._phase
@@ -387,7 +390,10 @@ class Supervisor:
                 self._num_signals += 1
 
         def hang_up(*_: object) -> None:
-            self._hangups += 1
+            if not self._terminal.is_being_lost(time.monotonic()):
+                self._hangups += 1
+            elif old_handlers[signal.SIGHUP] is not signal.SIG_IGN:  # as nohup(1) has it
+                count()
 
         os.set_blocking(self._signal_write, False)
         old_wakeup = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)

@@ -27,7 +27,7 @@ from api.tls import Tls
 from tokservice.runtime.metrics import Metrics
 from tokservice.runtime.process import EXIT_CLEAN, Process, run_process, spare_imports
 from tokservice.wire.channels import LoopChannel
-from tokservice.wire.errors import StartupError
+from tokservice.wire.errors import DRAINING, StartupError
 from tokservice.wire.messages import Message, Publish, Role, Stop, Topology
 
 API_KEYS_VARIABLE = "TOKSERVICE_API_KEYS"  # separated by blanks or line ends; this process alone gets it
@@ -83,6 +83,7 @@ class Api:
     def report(self, metrics: Metrics) -> tuple[int, int]:
         """For the heartbeat."""
         metrics.set("http_connections", len(self._app.connections))
+        metrics.set("http_unsent_bytes", self._app.held.num_bytes)
         return self._router.num_messages, self._router.num_open
 
     def _new_connection(self) -> asyncio.Protocol:
@@ -98,12 +99,15 @@ class Api:
             case Publish():
                 self._pages.publish(message, time.monotonic())
             case Stop(drain=True):
-                self._app.draining = self._process.draining = True
+                self._process.draining = True
+                self._app.drain()
                 self._process.beat(self.report)
             case Stop():
                 self._stopped.set()
 
     def _beat(self) -> None:
+        if self._stopped.is_set():
+            return
         self._process.beat(self.report)
         self._control.wake()  # the beat goes straight to the socket, and may have swallowed news of a message
         if self._process.stopping:  # SIGTERM, from somebody else than the supervisor
@@ -118,7 +122,9 @@ class Api:
         self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 
     async def _flush(self) -> None:
-        """Let the last bytes leave, then close what is still open."""
+        """Answer what has not arrived, let the last bytes leave, then close what is still open."""
+        for connection in tuple(self._app.connections):
+            connection.refuse_arriving(DRAINING)
         deadline_s = self._loop.time() + FLUSH_TIMEOUT_S
         while self._loop.time() < deadline_s and not all(item.is_flushed for item in self._app.connections):
             await asyncio.sleep(0.01)

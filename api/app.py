@@ -10,6 +10,7 @@ import hmac
 import time
 from collections.abc import Sequence
 
+from api.backlog import Held
 from api.cors import Origins
 from api.exchange import SMALL_BODY_BYTES, Exchange
 from api.http_connection import HttpConnection
@@ -69,6 +70,7 @@ class App:
         self.settings = settings
         self.origins = Origins(settings.allowed_origins) if settings.allowed_origins else None
         self.date = b""
+        self.held = Held()
         self.draining = False
         self.connections: set[HttpConnection] = set()
         self._api_keys = tuple(api_keys)
@@ -87,6 +89,12 @@ class App:
     def closed(self, connection: HttpConnection) -> None:
         """Its connection is gone."""
         self.connections.discard(connection)
+
+    def drain(self) -> None:
+        """Refuse what is new; what is arriving has a short while left."""
+        self.draining = True
+        for connection in self.connections:
+            connection.hurry()
 
     def begin(self, exchange: Exchange) -> None:
         """A request's head is here: answer from it, or let the body come."""
@@ -128,6 +136,11 @@ class App:
     def slow_reader(self) -> None:
         """A client was cut off since it did not read."""
         self._metrics.add("http_slow_readers_total")
+
+    def make_room(self) -> None:
+        """Beyond the bound whoever makes the process hold most is cut off."""
+        while self.held.num_bytes > self.settings.max_unsent_total_bytes:
+            max(self.connections, key=lambda connection: connection.held_bytes).cut_off()
 
     def _is_authorized(self, exchange: Exchange) -> bool:
         if not self._api_keys:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from api.backlog import Held
 from api.cors import Origins
 from api.exchange import Exchange
 from tokservice.runtime.config import ApiConfig
@@ -18,6 +19,8 @@ class Application(Protocol):
     settings: ApiConfig
     origins: Origins | None
     date: bytes
+    draining: bool  # what is new is refused
+    held: Held
 
     def opened(self, connection: HttpConnection) -> None:
         """A client connected."""
@@ -39,3 +42,6 @@ class Application(Protocol):
 
     def slow_reader(self) -> None:
         """A client was cut off since it did not read."""
+
+    def make_room(self) -> None:
+        """More is held for clients that do not read: there is a bound to it."""

@@ -157,7 +157,7 @@ class Exchange:
 
     def _write_piece(self, data: Buffer) -> None:
         if not self._chunked or len(data) <= PIECE_BYTES:
-            self.line.write_stream(chunk(data) if self._chunked else data)
+            self.line.write_stream(chunk(data) if self._chunked else bytes(data))  # not the whole message waits with it
             return
         self.line.write_stream(b"%x\r\n" % len(data))
         self.line.write_stream(data)

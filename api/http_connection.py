@@ -23,7 +23,7 @@ from api.application import Application
 from api.backlog import PIECE_BYTES, Backlog
 from api.exchange import Exchange
 from api.request_reader import Refused, RequestReader
-from tokservice.wire.errors import REQUEST_TIMEOUT, RequestError
+from tokservice.wire.errors import DRAINING, REQUEST_TIMEOUT, RequestError
 from tokservice.wire.messages import Buffer
 
 MAX_SENT_AHEAD_BYTES = 64 * 1024  # of a client that does not wait for its answers
@@ -31,6 +31,7 @@ PARSE_BYTES = 4096  # in one turn of the loop, beside bodies of stated length
 FULL_READ_BYTES = 64 * 1024  # a larger read is the last of its turn (libuv would make 32 of 256 KB each)
 BODY_PIECE_BYTES = 64 * 1024  # of which one has to arrive in each ``body_timeout_s``
 PIECES_PER_TURN = 4  # of what waits for its client
+DRAIN_PIECE_S = 5.0  # instead of ``body_timeout_s`` while the server drains: an idle upload must not hold its end up
 DISCARD_S = 5.0  # how long the rest of a refused body is read, so that the client can read its answer
 WRITE_HIGH_WATER_BYTES = 64 * 1024
 TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8  # tcpi_state, linux/tcp_states.h
@@ -62,7 +63,7 @@ class HttpConnection(asyncio.Protocol):
         self._discarding = False  # whatever else arrives
         # writing
         self._writing = True
-        self._unsent = Backlog()
+        self._unsent = Backlog(application.held)
         self._sending: asyncio.Handle | None = None  # the turn of the loop in which writing goes on
         self._leaving = False  # once everything is written
         self._client_ended = False  # its sending side
@@ -167,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._unsent and len(data) <= PIECE_BYTES:
             self._transport.write(data)
         elif not self._gone:
-            self._unsent.add(data)
+            self._keep(data)
             if self._sending is None:
                 self._send_on()
 
@@ -179,9 +180,9 @@ class HttpConnection(asyncio.Protocol):
         if self._writing:
             self.write(data)
         else:
-            self._unsent.add(data)
+            self._keep(data)
             if self._unsent.num_joined > self._settings.max_unsent_bytes:
-                self._cut_off()
+                self.cut_off()
 
     def pause_upload(self, paused: bool) -> None:
         """Stop reading a body while the router is behind."""
@@ -217,11 +218,25 @@ class HttpConnection(asyncio.Protocol):
             self._application.abandoned(current)
             current.cut_short(error)
 
+    def refuse_arriving(self, error: RequestError) -> None:
+        """Answer a request that has not arrived with an error; others go on."""
+        if self._reader.arriving is not None and not self._gone:
+            self.refuse(error)
+
+    def hurry(self) -> None:
+        """The server drains: the clock of what is arriving starts anew, and runs faster."""
+        self._since_s = self._now_s
+
     def drop(self) -> None:
         """End the connection at once."""
         self._gone = True
         self._unsent.clear()
         self._transport.abort()
+
+    def cut_off(self) -> None:
+        """End the connection since its client does not read."""
+        self._application.slow_reader()
+        self.drop()
 
     def close_if_idle(self) -> None:
         """Close unless a request is being served."""
@@ -229,6 +244,11 @@ class HttpConnection(asyncio.Protocol):
             self._leaving = bool(self._unsent)
             if not self._leaving:
                 self._transport.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits here until the client reads."""
+        return self._unsent.held_bytes
 
     @property
     def is_flushed(self) -> bool:
@@ -251,8 +271,9 @@ class HttpConnection(asyncio.Protocol):
                 self.drop()
         elif self._reader.arriving is not None:
             limit_s = settings.header_timeout_s if self._reader.in_head else settings.body_timeout_s
-            if self._reading and waited_s > limit_s:
-                self.refuse(REQUEST_TIMEOUT)
+            draining = self._application.draining
+            if self._reading and waited_s > (min(limit_s, DRAIN_PIECE_S) if draining else limit_s):
+                self.refuse(DRAINING if draining else REQUEST_TIMEOUT)
         elif not self._exchanges and waited_s > (DISCARD_S if self.is_surplus else settings.keep_alive_s):
             self._transport.close()
 
@@ -352,6 +373,10 @@ class HttpConnection(asyncio.Protocol):
             else:
                 self._transport.pause_reading()
 
+    def _keep(self, data: Buffer) -> None:
+        self._unsent.add(data)
+        self._application.make_room()
+
     def _send_on(self) -> None:
         """Write what waits, a share in each turn of the loop; then go on with what waited for that."""
         for _ in range(PIECES_PER_TURN):
@@ -370,10 +395,6 @@ class HttpConnection(asyncio.Protocol):
         self._sending = None
         self._send_on()
 
-    def _cut_off(self) -> None:
-        self._application.slow_reader()
-        self.drop()
-
     def _is_writing(self, now_s: float) -> bool:
         """Whether the connection waits for its client to read; if for too long, it is cut off."""
         unsent_bytes = len(self._unsent) + self._transport.get_write_buffer_size()
@@ -381,7 +402,7 @@ class HttpConnection(asyncio.Protocol):
             self._unsent_bytes_seen = unsent_bytes
             self._since_s = now_s
         elif unsent_bytes and now_s - self._since_s > self._settings.write_stall_s:
-            self._cut_off()
+            self.cut_off()
         return unsent_bytes > 0
 
 

@@ -104,6 +104,11 @@ class RequestReader:
         if self._num_headers > MAX_HEADERS or self._head_bytes + self._held_bytes > self._max_head_bytes:
             raise Refused(HEADERS_TOO_LARGE)
 
+    def _notice(self, num_bytes: int) -> None:
+        """A callback was given what was held."""
+        self._noticed_bytes += num_bytes
+        self._held_bytes = 0
+
     def _decline_upgrade(self, rest: bytes) -> None:
         """Read on after the head of a request that asks for another protocol (h2c, websocket).
 
@@ -134,7 +139,7 @@ class RequestReader:
         assert self.arriving is not None
         self.arriving.target += target
         self._head_bytes += len(target)
-        self._noticed_bytes += len(target)
+        self._notice(len(target))
         self._check_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -144,13 +149,13 @@ class RequestReader:
         size = len(name) + len(value) + HEADER_OVERHEAD_BYTES
         self._num_headers += 1
         self._head_bytes += size
-        self._noticed_bytes += size
+        self._notice(size)
         self._check_head()
         if self.in_head:
             name = name.lower()
             if name in ONCE and name in exchange.headers:
                 raise Refused(BAD_HTTP)
-            exchange.headers[name] = value
+            exchange.headers[name] = value.rstrip(b" \t")  # those before it are gone already
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
@@ -178,7 +183,7 @@ class RequestReader:
         exchange = self.arriving
         assert exchange is not None
         exchange.received_bytes += len(data)
-        self._noticed_bytes += len(data)
+        self._notice(len(data))
         self._receiver.body_arrived(exchange, data)
 
     def on_message_complete(self) -> None:

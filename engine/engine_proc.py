@@ -277,7 +277,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if settings.kind == "simulated" or not _has_gpu(settings):
             os.nice(settings.nice)  # before torch starts its threads, which inherit it
         start = time.monotonic()
-        engine = Engine(process, build_core(process.config, Path(process.config.model.path)))
+        engine = Engine(process, build_core(process.config, Path(process.config.model.path), process.tell))
         log.info(
             "engine ready kind=%s seconds=%.1f limits=%s", settings.kind, time.monotonic() - start, engine.hello.limits
         )

@@ -5,7 +5,9 @@ Engine process. torch is imported here only once the configuration asks for it.
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.core import EngineCore
@@ -13,9 +15,14 @@ from engine.model_files import eos_token_ids, vocab_size
 from engine.simulated import SimulatedEngine
 from tokservice.runtime.config import Config
 
+log = logging.getLogger(__name__)
 
-def build_core(config: Config, model_dir: Path) -> EngineCore:
-    """The core that the configuration asks for, ready to run. Raises StartupError with one line for the operator."""
+
+def build_core(config: Config, model_dir: Path, tell: Callable[[str], None] = log.info) -> EngineCore:
+    """The core that the configuration asks for, ready to run. Raises StartupError with one line for the operator.
+
+    ``tell`` hears what takes long.
+    """
     if config.engine.kind == "simulated":
         num_ids = vocab_size(model_dir)
         return SimulatedEngine(
@@ -40,4 +47,4 @@ def build_core(config: Config, model_dir: Path) -> EngineCore:
         os.environ.setdefault(cache, "64")
     from engine.torch_core.engine import load_torch_engine  # seconds, and not for everyone
 
-    return load_torch_engine(config, model_dir)
+    return load_torch_engine(config, model_dir, tell)

@@ -6,7 +6,7 @@ Engine process.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -300,10 +300,11 @@ def _joined(parts: list[Logprobs]) -> Logprobs:
     )
 
 
-def load_torch_engine(config: Config, model_dir: Path) -> TorchEngine:
+def load_torch_engine(config: Config, model_dir: Path, tell: Callable[[str], None]) -> TorchEngine:
     """Read a model folder and build the engine. Raises StartupError with one line for the operator."""
     settings = config.engine
-    runner = load_runner(config, model_dir)
+    runner = load_runner(config, model_dir, tell)
+    tell("warming up")
     warm_up(runner)
     limits = EngineLimits(
         max_model_len=runner.max_model_len,

@@ -6,7 +6,10 @@ Engine process. The one place that knows how the devices differ.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +41,7 @@ CPU_TOKEN_BUDGET = 256  # a step of so many prompt tokens takes some 0.1 s: what
 GPU_TOKEN_BUDGET = 4096
 CPU_BLOCK_SIZE = 64  # longer rows to look up; of 32, attention takes a fifth longer
 GPU_BLOCK_SIZE = FLASH_BLOCK_SIZE
+TELL_INTERVAL_S = 3.0
 DTYPES = {"auto": torch.bfloat16, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 log = logging.getLogger(__name__)
@@ -73,7 +77,7 @@ class Runner:
         return self.model.forward(token_ids, upload(batch.positions, self.device), self.attention)
 
 
-def load_runner(config: Config, model_dir: Path) -> Runner:
+def load_runner(config: Config, model_dir: Path, tell: Callable[[str], None]) -> Runner:
     """Read a model folder. Raises StartupError with one line for the operator."""
     device = _device(config.engine.device)
     spec = read_spec(read_json(model_dir, "config.json", required=True))
@@ -81,10 +85,17 @@ def load_runner(config: Config, model_dir: Path) -> Runner:
         raise StartupError(f"model.max_model_len is above the model's own limit of {spec.max_position}")
     checkpoint = Checkpoint(model_dir)
     max_len = config.model.max_model_len or spec.max_position
-    return (_load_cuda if device.type == "cuda" else _load_cpu)(config, spec, checkpoint, device, max_len)
+    return (_load_cuda if device.type == "cuda" else _load_cpu)(config, spec, checkpoint, device, max_len, tell)
 
 
-def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: torch.device, max_len: int) -> Runner:
+def _load_cpu(
+    config: Config,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    max_len: int,
+    tell: Callable[[str], None],
+) -> Runner:
     settings = config.engine
     weight_format = settings.weight_format
     if weight_format == "auto":
@@ -103,7 +114,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     num_blocks = _num_blocks(cache_tokens, block_size)
     _check_memory(num_blocks * block_size * CpuAttention.bytes_per_token(spec, weight_format))
     max_len = _fitting_len(config.model.max_model_len, max_len, num_blocks * block_size)
-    kernels = Kernels(load_kernels())
+    kernels = Kernels(load_kernels(tell))
     if weight_format == "bfloat16" and not can_bfloat16(kernels):
         raise StartupError("engine.weight_format bfloat16 needs a CPU with AVX-512 or AMX; auto chooses float16 here")
     model = Model(
@@ -114,7 +125,7 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
         dtype=torch.float32,
         max_len=max_len,
         kernels=kernels,
-        progress=_progress,
+        progress=lambda layers: _progress(layers, tell),
     )
     log.info("huge pages bytes=%d", use_huge_pages())
     budget = settings.max_num_batched_tokens or CPU_TOKEN_BUDGET
@@ -134,7 +145,14 @@ def _load_cpu(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: t
     )
 
 
-def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: torch.device, max_len: int) -> Runner:
+def _load_cuda(
+    config: Config,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    max_len: int,
+    tell: Callable[[str], None],
+) -> Runner:
     settings = config.engine
     if settings.deterministic:
         raise StartupError("engine.deterministic is for a CPU: on a GPU kernels depend on the batch")
@@ -144,7 +162,13 @@ def _load_cuda(config: Config, spec: ModelSpec, checkpoint: Checkpoint, device: 
         torch.cuda.set_device(device)  # streams, events and graphs are made on the current one
     dtype = DTYPES[config.model.dtype]
     model = Model(
-        spec, checkpoint, weight_format="plain", device=device, dtype=dtype, max_len=max_len, progress=_progress
+        spec,
+        checkpoint,
+        weight_format="plain",
+        device=device,
+        dtype=dtype,
+        max_len=max_len,
+        progress=lambda layers: _progress(layers, tell),
     )
     budget = settings.max_num_batched_tokens or GPU_TOKEN_BUDGET
     block_size = settings.block_size or GPU_BLOCK_SIZE
@@ -201,8 +225,14 @@ def _check_memory(num_bytes: int) -> None:
         )
 
 
-def _progress(layers: range) -> tqdm[int]:
-    return tqdm(layers, desc="layers", unit="layer", disable=None)
+def _progress(layers: range, tell: Callable[[str], None]) -> Iterator[int]:
+    """Each layer is loaded before the next is asked for. On a terminal of its own it is a bar too."""
+    told_s = -math.inf
+    for index in tqdm(layers, desc="layers", unit="layer", disable=None):
+        if time.monotonic() - told_s > TELL_INTERVAL_S:
+            told_s = time.monotonic()
+            tell(f"loading weights: {100 * index // len(layers)} %")
+        yield index
 
 
 def _device(name: str) -> torch.device:

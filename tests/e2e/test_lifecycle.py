@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import pty
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.helpers.server import ROOT, SIMULATED, Server, running_server
+from tests.helpers.http_client import post_head
+from tests.helpers.server import ROOT, SIMULATED, Server, die_with_parent, running_server
 from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
+from tokservice.runtime.supervisor import SAME_ORDER_S
 
 
 def launch(*arguments: str) -> tuple[int, str]:
@@ -37,10 +43,47 @@ def refusal(*arguments: str) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_everything_cleanly(small: tuple[str, ...], number: signal.Signals) -> None:
-    with running_server(*small) as server:
+    """A heartbeat that came due in the last moment met a closed socket, and left a traceback."""
+    with running_server(*small, "--set", "runtime.heartbeat_s=0.001") as server:
         assert server.stop(number) == 0
         assert "Traceback" not in server.log
         assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("by_nohup", [False, True])
+def test_a_closed_terminal_ends_what_runs_in_it(small: tuple[str, ...], tmp_path: Path, by_nohup: bool) -> None:
+    """The server ran on without one and kept the port; under nohup(1) all workers were restarted."""
+    master, slave = pty.openpty()
+
+    def take_terminal() -> None:
+        die_with_parent()
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+        if by_nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        launcher = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "launch.py"), *small, "--port", "0"],
+            stdin=slave,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[slave],
+            preexec_fn=take_terminal,
+        )
+    try:
+        os.close(slave)
+        wait_for(lambda: "is ready at" in log.read_text() or launcher.poll() is not None, what="it is ready")
+        os.close(master)
+        if by_nohup:
+            launcher.terminate()
+        assert launcher.wait(60) == 0
+        assert "is ready at" in log.read_text()
+        assert "restarting the workers" not in log.read_text()
+    finally:
+        launcher.kill()
+        launcher.wait()
 
 
 def test_a_signal_during_start_is_obeyed(small: tuple[str, ...]) -> None:
@@ -68,6 +111,25 @@ def test_sigkill_of_the_launcher_leaves_nothing_behind(small: tuple[str, ...]) -
         with running_server(*small, *again) as successor:
             assert successor.http.get("/health").status_code == 200
             assert successor.url == server.url
+
+
+def test_a_pause_of_the_whole_system_harms_nobody(small: tuple[str, ...]) -> None:
+    """After a container was frozen for two minutes the launcher killed everyone: they had said nothing for so long."""
+    hang_s = 4.0
+    with running_server(*small, "--set", f"runtime.hang_timeout_s={hang_s}") as server:
+        pids = server.pids()
+        everyone = [server.process.pid, *pids.values()]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        start_s = time.monotonic()
+        wait_for(lambda: time.monotonic() > start_s + hang_s + 1, what="they count as hanging")
+        for pid in everyone:
+            os.kill(pid, signal.SIGCONT)
+        beat = server.gauge("event_loop_lag_seconds_count")
+        wait_for(lambda: server.gauge("event_loop_lag_seconds_count") > beat, what="the launcher hears them again")
+        server.wait_until_status("/ready", 200)
+        assert server.pids() == pids
+        assert "no heartbeat" not in server.log
 
 
 def test_a_port_in_use_is_found_before_anything_loads(tmp_path: Path) -> None:
@@ -159,17 +221,43 @@ def test_drain_finishes_what_runs_and_refuses_what_is_new(small: tuple[str, ...]
         assert server.process.wait(60) == 0
 
 
+def test_half_sent_bodies_do_not_hold_the_end_up(small: tuple[str, ...]) -> None:
+    """A long one held the drain for its thirty seconds; the client of a short one found its connection closed."""
+    with running_server(*small, "--set", "runtime.drain_timeout_s=80") as server:
+        with server.connect() as long, server.connect() as short:
+            long.send(post_head("Content-Length: 200000") + b"{")
+            short.send(post_head("Content-Length: 2000") + b"{")
+            wait_for(lambda: server.gauge("num_requests_unfinished") == 1, what="the long one has begun")
+            server.process.terminate()
+            for client in (short, long):
+                assert b'"code":"shutting_down"' in client.read_response().body
+        assert server.process.wait(60) == 0
+
+
 def test_a_second_signal_forces(small: tuple[str, ...]) -> None:
     with (
         running_server(*small, "--set", "simulated.step_ms=100") as server,
         server.begun_stream({"prompt": "hello", "max_tokens": 10_000}) as lines,
     ):
         server.process.terminate()
+        first_s = time.monotonic()
         server.wait_until_status("/ready", 503)
+        wait_for(lambda: time.monotonic() > first_s + 2 * SAME_ORDER_S, what="it is not the same order")
         server.process.terminate()
         assert server.process.wait(20) == 1, "the drain would take thirty seconds"
         with pytest.raises(httpx.TransportError):
             list(lines)
+
+
+def test_one_order_that_comes_twice_does_not_force(small: tuple[str, ...]) -> None:
+    """timeout(1) signals its child, then the child's whole group: streams were cut, and the exit code was 1."""
+    with running_server(*small, "--set", "simulated.step_ms=10") as server:
+        with server.begun_stream({"prompt": "hello", "max_tokens": 100}) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            server.process.send_signal(signal.SIGINT)
+            rest = [line for line in lines if line.startswith("data: ")]
+        assert rest[-1] == "data: [DONE]"
+        assert server.process.wait(60) == 0
 
 
 def test_a_drain_past_its_deadline_ends_streams_with_an_error_event(small: tuple[str, ...]) -> None:

@@ -191,6 +191,9 @@ class RouterCore:
             request = self.ledger.current(request_id, attempt)
             if request is not None:
                 self.ledger.record(request, choice, ids[id_start:id_end], finish_reason, note)
+                if num_tokens and request.first_token_s is None and not request.cancelled:
+                    request.first_token_s = now_s
+                    self._metrics.observe("time_to_first_token_seconds", now_s - request.created_s)
                 if finish_reason != FinishReason.RUNNING:
                     reason = FinishReason(finish_reason).name.lower()
                     self._metrics.add("request_success_total", finished_reason=reason)
@@ -198,14 +201,12 @@ class RouterCore:
                     self._replies.send(request.engine, Abort(request_id, attempt, choice))
                 if not request.cancelled and (num_bytes or flags & ReadyFlags.LAST):
                     api = request.api
-                    rows.append(
-                        (request_id, self._replies.status(request, status, now_s), flags & _CLIENT_FLAGS, num_bytes)
-                    )
+                    rows.append((request_id, self._replies.status(request, status), flags & _CLIENT_FLAGS, num_bytes))
                     pieces.append(view[byte_start:byte_end])
                 if flags & ReadyFlags.LAST:
                     if not request.journal.is_finished:  # one choice failed, and all ended with it
                         self._replies.send(request.engine, Abort(request_id, attempt))
-                    self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
+                    self._observe_end(request, now_s)
                     self._replies.end(request, "finished")
             elif not flags & ReadyFlags.LAST:
                 self._replies.abort_everywhere(request_id, attempt)
@@ -216,6 +217,13 @@ class RouterCore:
             request_ids, statuses, all_flags, sizes = zip(*rows, strict=True)
             self._replies.send(api, ReadyBytes(request_ids, statuses, all_flags, sizes, frames=(payload,)))
         self._recovery.unpark(now_s)  # a suspect may have been cleared
+
+    def _observe_end(self, request: Request, now_s: float) -> None:
+        self._metrics.observe("e2e_request_latency_seconds", now_s - request.created_s)
+        num_tokens = max(map(len, request.journal.outputs), default=0) // TOKEN_BYTES
+        if request.first_token_s is not None and num_tokens > 1 and not request.cancelled:
+            pace_s = (now_s - request.first_token_s) / (num_tokens - 1)
+            self._metrics.observe("time_per_output_token_seconds", pace_s)
 
     # --- from the supervisor and the clock
 

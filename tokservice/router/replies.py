@@ -35,11 +35,8 @@ class Replies:
         request.opened = True
         self.send(request.api, ReadyBytes((request.request_id,), (200,), (ReadyFlags.STREAM,), (0,), frames=(b"",)))
 
-    def status(self, request: Request, status: int, now_s: float) -> int:
+    def status(self, request: Request, status: int) -> int:
         """The status with which a row goes out: 0 where it only continues its response."""
-        if not request.has_text:
-            request.has_text = True
-            self._metrics.observe("time_to_first_token_seconds", now_s - request.created_s)
         if request.opened:
             return 0
         request.opened = True

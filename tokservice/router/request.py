@@ -98,4 +98,4 @@ class Request:
     opened: bool = False  # the client has its status and headers
     has_output: bool = False  # of this attempt
     undelivered: bool = False  # of this attempt: it never got to its engine or detokenizer
-    has_text: bool = False  # the client has bytes of text
+    first_token_s: float | None = None  # when its first token was here

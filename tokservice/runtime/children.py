@@ -49,6 +49,7 @@ class Child:
     incarnation: int = 0
     process: subprocess.Popen[bytes] | None = None
     hello: Hello | None = None  # of the present process, once it is ready
+    doing: str = ""  # until then, where it tells
     last_beat_s: float = 0.0
     progress: int = 0
     unfinished: int = 0
@@ -72,6 +73,7 @@ class Child:
         """Start a fresh interpreter: its own process group, so that Ctrl-C does not reach it, in our session."""
         self.incarnation += 1
         self.hello = None
+        self.doing = ""
         self.progress = self.unfinished = self.topology_version = 0
         self.draining = False
         self.last_beat_s = now_s

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokservice.wire.codec import MAX_ANSWER_BYTES
 from tokservice.wire.errors import ConfigError
 
 KIB = 1024
@@ -82,6 +83,7 @@ class ApiConfig:
     keep_alive_s: float = 120.0  # an idle connection stays open so long; above what common proxies assume
     write_stall_s: float = 60.0  # a client that reads nothing for so long is cut off
     max_unsent_bytes: int = 256 * KIB  # ready bytes that may wait for one slow reader of a stream; then it is cut off
+    max_unsent_total_bytes: int = 512 * MIB  # the same for all clients of a process; then who holds most is cut off
     sse_keepalive_s: float = 15.0  # a comment on a stream that was silent so long, for proxies and clients; 0: none
     lag_heartbeat_ms: float = 10.0  # period of the monitor that measures the loop's lag
 
@@ -97,6 +99,11 @@ class ApiConfig:
         _require(1 <= self.processes <= 64, "api.processes", "must be between 1 and 64")
         for name in ("max_body_bytes", "max_header_bytes", "max_connections", "max_unsent_bytes"):
             _require(getattr(self, name) >= 1, f"api.{name}", "must be at least 1")
+        _require(
+            self.max_unsent_total_bytes >= MAX_ANSWER_BYTES,
+            "api.max_unsent_total_bytes",
+            f"must be at least {MAX_ANSWER_BYTES}, as one answer may have",
+        )
         for name in ("header_timeout_s", "body_timeout_s", "keep_alive_s", "write_stall_s", "lag_heartbeat_ms"):
             _require(getattr(self, name) > 0, f"api.{name}", "must be above 0")
         _require(self.sse_keepalive_s >= 0, "api.sse_keepalive_s", "must be 0 (none) or more")

@@ -23,7 +23,8 @@ def _log_buckets(low: float, high: float, per_decade: int) -> tuple[float, ...]:
     return tuple(float(f"{bound:.4g}") for bound in bounds)
 
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+BELOW_A_MINUTE = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+SECONDS = (*BELOW_A_MINUTE, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0)  # a request may take an hour
 TOKENS = tuple(float(2**exponent) for exponent in range(21))
 LOOP_LAG = _log_buckets(0.0001, 30.0, per_decade=16)  # bounds 15 % apart: quantiles can be read off
 
@@ -42,7 +43,8 @@ CATALOGUE: dict[str, Spec] = {
     # API processes
     "http_requests_total": Spec("counter", "HTTP responses, by status code."),
     "http_connections": Spec("gauge", "Open client connections."),
-    "http_slow_readers_total": Spec("counter", "Streams cut off since their client did not read."),
+    "http_unsent_bytes": Spec("gauge", "Bytes of answers that are held until their clients read."),
+    "http_slow_readers_total": Spec("counter", "Connections cut off since their client did not read."),
     "event_loop_lag_seconds": Spec(
         "histogram", "How late the heartbeat of an API process's event loop ran.", LOOP_LAG, per_process=True
     ),
@@ -55,7 +57,10 @@ CATALOGUE: dict[str, Spec] = {
     "requests_total": Spec("counter", "Finished requests, by outcome."),
     "request_success_total": Spec("counter", "Finished choices, by finish reason."),
     "request_retries_total": Spec("counter", "Further attempts, by reason."),
-    "time_to_first_token_seconds": Spec("histogram", "From the request's headers to its first bytes of text.", SECONDS),
+    "time_to_first_token_seconds": Spec("histogram", "From the request's headers to its first token.", SECONDS),
+    "time_per_output_token_seconds": Spec(
+        "histogram", "After the first token, for each of a request's longest choice.", SECONDS
+    ),
     "e2e_request_latency_seconds": Spec("histogram", "From the request's headers to its last byte.", SECONDS),
     "request_prompt_tokens": Spec("histogram", "Prompt tokens of a request.", TOKENS),
     "prompt_tokens_total": Spec("counter", "Prompt tokens of accepted requests."),

@@ -159,6 +159,11 @@ class Process:
             Heartbeat(progress, unfinished, self.topology_version, self.draining, self.metrics.snapshot())
         )
 
+    def tell(self, doing: str) -> None:
+        """Say what a long start is busy with: in the log, and to the supervisor, before this process's hello."""
+        log.info("%s", doing)
+        self.control.send(Heartbeat(0, 0, 0, False, (), doing))
+
     def run(self, service: Service, *, reads_per_turn: int = 1) -> int:
         """The loop of a synchronous process, until the supervisor says stop. Control is read first.
 

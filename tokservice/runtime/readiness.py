@@ -16,10 +16,10 @@ def why_not_ready(children: Sequence[Child], topology_version: int, settings: Ru
     """
     for child in children:
         if child.hello is None:
-            looping = child.restarts.is_crash_loop
-            return f"{child.role.label} {child.slot} " + (
-                f"keeps ending: {child.last_end}" if looping else "is starting"
-            )
+            name = f"{child.role.label} {child.slot}"
+            if child.restarts.is_crash_loop:
+                return f"{name} keeps ending: {child.last_end}"
+            return f"{name} is starting" + (f": {child.doing}" if child.doing else "")
     for child in children:
         long_work = child.role in (Role.ENGINE, Role.TOKENIZER)
         limit_s = settings.busy_stall_timeout_s if long_work else settings.stall_timeout_s

@@ -49,7 +49,10 @@ def _given(path: Path) -> tuple[Path, int]:
         raise ConfigError(f"runtime.run_dir: {path} must belong to you alone (mode 0700)")
     if names and _OWNER not in names:
         raise ConfigError(f"runtime.run_dir: {path} holds other files; it is removed at the end, so name a new folder")
-    lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        lock = os.open(path / _OWNER, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"runtime.run_dir: cannot write into {path}: {error.strerror}") from error
     if not _try_lock(lock):
         os.close(lock)
         raise ConfigError(f"runtime.run_dir: {path} is in use by another server")
@@ -57,17 +60,24 @@ def _given(path: Path) -> tuple[Path, int]:
 
 
 def _new() -> tuple[Path, int]:
-    for base in (Path(tempfile.gettempdir()), Path("/tmp")):
-        longest = len(os.fsencode(base)) + 1 + len(PREFIX) + 8 + _LONGEST_SOCKET_NAME
-        if longest <= MAX_IPC_PATH_BYTES and base.is_dir():
-            _remove_stale(base)
-            path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-            # Locked before it has its name: nobody can take the folder for a stale one in between.
-            lock = os.open(path / f"{_OWNER}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            _try_lock(lock)
-            os.rename(path / f"{_OWNER}.new", path / _OWNER)
-            return path, lock
+    try:
+        for base in (Path(tempfile.gettempdir()), Path("/tmp")):
+            longest = len(os.fsencode(base)) + 1 + len(PREFIX) + 8 + _LONGEST_SOCKET_NAME
+            if longest <= MAX_IPC_PATH_BYTES and base.is_dir():
+                return _new_in(base)
+    except OSError as error:  # all of them are full or read-only
+        raise ConfigError(f"no folder for this run: {error.strerror}: set TMPDIR or runtime.run_dir") from error
     raise ConfigError("no folder for temporary files whose path is short enough for sockets: set runtime.run_dir")
+
+
+def _new_in(base: Path) -> tuple[Path, int]:
+    _remove_stale(base)
+    path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
+    # Locked before it has its name: nobody can take the folder for a stale one in between.
+    lock = os.open(path / f"{_OWNER}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    _try_lock(lock)
+    os.rename(path / f"{_OWNER}.new", path / _OWNER)
+    return path, lock
 
 
 def _remove_stale(base: Path) -> None:

@@ -26,6 +26,7 @@ from tokservice.runtime.metrics import Metrics, MetricsPage
 from tokservice.runtime.model_pages import model_pages
 from tokservice.runtime.process import CONFIG_FILE
 from tokservice.runtime.readiness import why_not_ready
+from tokservice.runtime.terminal import Terminal
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost, StartupError
@@ -42,6 +43,8 @@ from tokservice.wire.messages import (
 )
 
 TICK_MS = 100
+LONG_TURN_S = 1.0  # from one look at the children to the next: this process was stopped, and perhaps all were
+SAME_ORDER_S = 0.2  # signals within so short a time are one: timeout(1) signals its child and then the child's group
 EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
 PAGE_MAX_AGE_S = 5.0
 WORKERS = (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE)
@@ -80,7 +83,9 @@ class Supervisor:
         self._poller.register(self._channel.socket, zmq.POLLIN)
         self._poller.register(self._signal_read, zmq.POLLIN)
         self._num_signals = 0
+        self._signal_s = -SAME_ORDER_S
         self._hangups = 0
+        self._terminal = Terminal()
         self._to_restart: deque[Child] = deque()
         self._leaving: tuple[Child, int, float] | None = None  # with its incarnation, and since when
         self._topology_version = 0
@@ -88,6 +93,7 @@ class Supervisor:
         self._metrics = Metrics()
         self._page = MetricsPage()
         self._next_publish_s = 0.0
+        self._turn_s = 0.0  # when the children were last looked at
 
     def run(self, on_ready: Callable[[Supervisor], None]) -> int:
         """Serve until a signal; returns the exit code. Raises StartupError where a process cannot start."""
@@ -152,6 +158,7 @@ class Supervisor:
         """Handle events until a condition holds, a signal comes or the time is over; whether the first two did."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         num_signals = self._num_signals
+        self._turn_s = time.monotonic()
         while not condition():
             now_s = time.monotonic()
             if self._num_signals > 1 or (not stop_on_signal and self._num_signals > num_signals):
@@ -166,6 +173,7 @@ class Supervisor:
             for sender, message in self._channel.receive():
                 self._on_message(sender, message)
             self._flush()
+            self._forgive_pause(time.monotonic())
             self._reap(time.monotonic())
             self._roll(time.monotonic())
             if time.monotonic() >= self._next_publish_s:
@@ -188,6 +196,14 @@ class Supervisor:
         assert child.process is not None
         assert child.process.stdout is not None
         self._relay.add(child.process.stdout)
+
+    def _forgive_pause(self, now_s: float) -> None:
+        """Only time in which they could have been heard counts as their silence."""
+        pause_s, self._turn_s = now_s - self._turn_s, now_s
+        if pause_s > LONG_TURN_S:
+            log.warning("the launcher stood still seconds=%.1f", pause_s)
+            for child in self.children:
+                child.last_beat_s = min(now_s, child.last_beat_s + pause_s)
 
     def _reap(self, now_s: float) -> None:
         """Replace the dead, and those that have said nothing for so long that they count as dead."""
@@ -294,10 +310,11 @@ class Supervisor:
                 child.progress = message.progress
                 child.unfinished = message.unfinished
                 child.draining = message.draining
+                has_news, child.doing = child.doing != message.doing, message.doing
                 caught_up = child.topology_version < message.topology_version == self._topology_version
                 child.topology_version = message.topology_version
                 self._page.update(sender, message.metrics)
-                if caught_up:
+                if caught_up or has_news:
                     self._next_publish_s = 0.0
 
     def _flush(self) -> None:
@@ -339,10 +356,11 @@ class Supervisor:
 
     def _publish(self, now_s: float) -> None:
         self._next_publish_s = now_s + self._config.runtime.heartbeat_s
+        self._terminal.is_being_lost(now_s)
         self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
         reason = self._phase
-        if self._phase == "ready":
+        if self._phase in ("starting", "ready"):
             reason = why_not_ready(self.children, self._topology_version, self._config.runtime, now_s)
         status = {"status": "not ready", "reason": reason} if reason else {"status": "ready"}
         ready = Publish("/ready", 503 if reason else 200, JSON, PAGE_MAX_AGE_S, (json.dumps(status).encode(),))
@@ -367,10 +385,15 @@ class Supervisor:
         """Signals only count; the loop acts. The old handlers come back at the end."""
 
         def count(*_: object) -> None:
-            self._num_signals += 1
+            if time.monotonic() - self._signal_s >= SAME_ORDER_S:
+                self._signal_s = time.monotonic()
+                self._num_signals += 1
 
         def hang_up(*_: object) -> None:
-            self._hangups += 1
+            if not self._terminal.is_being_lost(time.monotonic()):
+                self._hangups += 1
+            elif old_handlers[signal.SIGHUP] is not signal.SIG_IGN:  # as nohup(1) has it
+                count()
 
         os.set_blocking(self._signal_write, False)
         old_wakeup = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)

@@ -368,6 +368,7 @@ class Heartbeat:
     topology_version: int  # of the last topology that it knows
     draining: bool  # it refuses what is new
     metrics: tuple[Metric, ...]
+    doing: str = ""  # before its hello: what its start is busy with, for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,7 +49,7 @@ class MachineCode:
         return address
 
 
-def load_kernels() -> MachineCode:
+def load_kernels(tell: Callable[[str], None] = log.info) -> MachineCode:
     """From the cache, or compiled now. Raises StartupError where the CPU cannot run them."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
@@ -67,7 +68,7 @@ def load_kernels() -> MachineCode:
     file = cache_dir() / "kernels" / f"{name[:32]}.o"
     code = _read(file)
     if code is None:
-        log.info("compiling kernels for this CPU (%s), once: some 25 seconds", cpu)
+        tell(f"compiling kernels for this CPU ({cpu}), once: some 25 seconds")
         code = _compile(machine, cpu, features, has_tiles)
         _write(file, code)
     return MachineCode(code, machine, has_tiles)

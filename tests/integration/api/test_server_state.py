@@ -7,6 +7,7 @@ import pytest
 from tests.helpers.api_server import ApiServer
 from tests.helpers.http_client import RawClient, get, post, post_head
 from tests.helpers.ipv6 import NEEDS_IPV6
+from tests.helpers.wait import wait_for
 from tokservice.wire.errors import DRAINING, TOO_MANY_CONNECTIONS
 
 
@@ -18,7 +19,7 @@ def test_draining(server: ApiServer) -> None:
         server.router.open_stream(upload)
         running.read_head()
         waiting.send(post_head("Content-Length: 5") + b"12")
-        server.call(lambda: setattr(server.app, "draining", True))
+        server.call(server.app.drain)
         for data in (post(b"{}"), post_head("Transfer-Encoding: chunked"), post_head("Content-Length: 4000000")):
             with server.connect() as client:
                 response = client.send(data).read_response()
@@ -32,6 +33,27 @@ def test_draining(server: ApiServer) -> None:
         assert running.read_chunk() == b""
         waiting.send(b"345")  # was let in before
         assert server.router.wait(2).body == b"12345"
+
+
+def test_an_idle_upload_does_not_hold_a_drain(server: ApiServer) -> None:
+    """A body of which half was sent held the end of the server up for thirty seconds; one that arrives is served."""
+    with server.connect() as idle, server.connect() as arriving:
+        idle.send(post_head("Content-Length: 400000") + b"x")
+        upload = server.router.wait(1, complete=False)
+        arriving.send(post_head("Content-Length: 150000") + b"x" * 1000)
+        server.router.wait(2, complete=False)
+        server.sweep(20)
+        server.call(server.app.drain)
+        server.sweep(24)
+        arriving.send(b"x" * 99_000)
+        connection = server.connection_of(arriving)
+        wait_for(lambda: server.call(lambda: connection._reader.arriving.received_bytes) == 100_000, what="received")  # type: ignore[union-attr]
+        server.sweep(26)
+        response = idle.read_response()
+        assert (response.status, response.body) == (503, DRAINING.body())
+        server.router.wait_for_abort(upload)
+        arriving.send(b"x" * 50_000)
+        assert len(server.router.wait(2).body) == 150_000
 
 
 def test_too_many_connections() -> None:

@@ -12,6 +12,7 @@ from tests.helpers.http_client import get, post
 from tests.helpers.wait import wait_for
 
 KIB = 1024
+MIB = 1024 * KIB
 
 
 def test_write_stall_of_a_plain_response(server: ApiServer) -> None:
@@ -93,3 +94,23 @@ def test_two_large_events_in_a_row_are_no_reason_to_cut_a_reader_off(server: Api
         assert b"".join(iter(client.read_chunk, b"")) == b"".join(events)
         assert client.send(get("/health")).read_response().status == 200
     assert server.count("http_slow_readers_total") == 0
+
+
+def test_many_slow_readers_together_have_a_bound() -> None:
+    """Forty clients that read nothing of reports of 31 MB filled 1.2 GB. The one that holds most is cut off, be it the
+    one that asks for more; who reads, or holds little, loses nothing."""
+    with ApiServer(max_unsent_total_bytes=64 * MIB) as server:
+        sizes = [20 * MIB, 30 * MIB, 10 * MIB, 25 * MIB]
+        clients = [server.connect(small_buffers=True) for _ in sizes]
+        for number, (client, size) in enumerate(zip(clients, sizes, strict=True), 1):
+            client.send(post(b"{}", "Connection: close"))
+            server.router.answer(server.router.wait(number), 200, bytes(size))
+        wait_for(lambda: server.count("http_requests_total", code=200) == len(sizes), what="all have begun")
+        assert server.count("http_slow_readers_total") == 1
+        for client, size in zip(clients, sizes, strict=True):
+            if size == max(sizes):
+                continue
+            client.read_head()
+            assert client.read_exactly(size) == bytes(size)
+            assert client.is_closed()
+        assert server.call(lambda: server.app.held.num_bytes) == 0

@@ -178,6 +178,13 @@ def test_odd_but_valid(head: bytes) -> None:
     assert recorder.whole[0].content_length == 3
 
 
+def test_blanks_around_a_value_are_no_part_of_it() -> None:
+    """RFC 9110, section 5.5: a key in x-api-key, an Expect or an Origin with a blank behind it was another one."""
+    (exchange,) = read(get("/", "X-API-Key: \t key \t ", "Expect:100-continue ")).whole
+    assert exchange.headers[b"x-api-key"] == b"key"
+    assert exchange.expects_continue
+
+
 def test_chunk_extensions_and_trailers_are_dropped() -> None:
     """A trailer never becomes a header: it could change what was decided."""
     body = b"3;a=b\r\nabc\r\n0\r\nAuthorization: Bearer x\r\nHost: y\r\n\r\n"
@@ -197,6 +204,13 @@ def test_head_of_exactly_the_limit() -> None:
     filling = MAX_HEAD_BYTES - len("/") - len("hosttest") - 4 - len("x") - 4
     assert read(get("/", f"x: {'a' * filling}")).whole
     assert refusal(get("/", f"x: {'a' * (filling + 1)}")) is HEADERS_TOO_LARGE
+
+
+@pytest.mark.parametrize("step", [1, 100, 3000])
+def test_a_header_that_comes_in_pieces_counts_once(step: int) -> None:
+    """One of more than half of the limit was refused: it counted while it came, and again when it was whole."""
+    filling = MAX_HEAD_BYTES - 100
+    assert read(get("/", f"x: {'a' * filling}"), step).whole
 
 
 @pytest.mark.parametrize(

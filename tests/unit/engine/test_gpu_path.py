@@ -175,7 +175,7 @@ def test_the_loader_for_a_gpu(
     monkeypatch.setattr(DecodeGraphs, "_capture", lambda self, bucket: recorded.append((bucket.num_rows, bucket.width)))
     settings = {"kv_cache_tokens": kv_cache_tokens, "max_num_seqs": 5, "max_num_batched_tokens": 300}
     config = from_dict({"engine": settings, "model": {"dtype": dtype}})
-    runner = runner_module._load_cuda(config, spec, Checkpoint(model_dir), CPU, 512)
+    runner = runner_module._load_cuda(config, spec, Checkpoint(model_dir), CPU, 512, print)
     assert type(runner.attention) is attention
     assert runner.overlaps
     assert recorded == ([(1, 2), (2, 2), (4, 2), (8, 2)] if attention is FlashAttention else [])

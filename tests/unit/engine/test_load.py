@@ -92,3 +92,11 @@ def test_a_start_does_not_import_torch_s_compiler(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(save_tiny_model("llama3", tmp_path))]
     assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+def test_a_start_tells_what_takes_long(tmp_path: Path) -> None:
+    """Of models that load for minutes operators saw nothing at all."""
+    told: list[str] = []
+    config = from_dict({"engine": {"kv_cache_tokens": 256}})
+    build_core(config, save_tiny_model("llama3", tmp_path), told.append)
+    assert [line for line in told if "kernels" not in line] == ["loading weights: 0 %", "warming up"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
 import subprocess
@@ -59,6 +60,18 @@ def test_an_environment_without_pip_is_named(tmp_path: Path, scratch: Path, monk
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(StartupError, match="No module named pip"):
         download_wheel("tiny-model==1.0", scratch, 1000)
+
+
+def test_a_full_disk_is_named(tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator was asked whether the package index was within reach; pip's log lay on the full disk itself."""
+    pip = tmp_path / "python"
+    pip.write_text("#!/bin/sh\necho \"OSError: [Errno 28] No space left on device: 'x.whl'\" >&2\nexit 2\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        download_wheel("tiny-model==1.0", scratch, 1000)
+    assert caught.value.errno == errno.ENOSPC
+    assert not list(scratch.iterdir()), "no log either"
 
 
 DOWNLOADER = """

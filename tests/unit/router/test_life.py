@@ -231,3 +231,20 @@ def test_a_response_whose_choices_have_all_ended_stops_nothing() -> None:
     bench.progress("r", 5, reason=FinishReason.LENGTH)
     bench.progress("r", 6, choice=1, reason=FinishReason.STOP, flags=STREAM | LAST)
     assert bench.sent_to(ENGINE, Abort) == []
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_times_of_tokens_are_those_of_streams_and_plain_answers_alike(stream: bool) -> None:
+    """A plain answer's whole time counted as that of its first token."""
+    bench = Bench()
+    bench.submit("r")
+    bench.accept("r", stream=stream)
+    for token in (7, 8, 9):
+        bench.now += 2.0
+        bench.progress("r", token, data=b"x" if stream else b"", flags=0)
+    bench.now += 1.0
+    bench.finish("r")
+    sums = {metric.name: metric.values[-1] for metric in bench.metrics.snapshot()}
+    assert sums["time_to_first_token_seconds"] == 2.0
+    assert sums["time_per_output_token_seconds"] == 2.5
+    assert sums["e2e_request_latency_seconds"] == 7.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -189,4 +190,25 @@ def test_a_given_one_that_cannot_be_made_is_named(base: Path) -> None:
 def test_nowhere_to_go(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_dir, "MAX_IPC_PATH_BYTES", 20)
     with pytest.raises(ConfigError, match=r"set runtime\.run_dir"), run_directory(""):
+        pass
+
+
+def test_a_system_without_room_for_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose root is read-only the start ended with a traceback."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    expected = pytest.raises(ConfigError, match=r"No usable temporary directory found: set TMPDIR or runtime\.run_dir")
+    with expected, run_directory(""):
+        pass
+
+
+def test_a_given_one_on_a_read_only_disk_is_named(base: Path) -> None:
+    wanted = base / "run"
+    wanted.mkdir(mode=0o700)
+    (wanted / "owner").mkdir()  # a write into it fails, for root too
+    expected = pytest.raises(ConfigError, match=r"cannot write into .*/run: Is a directory")
+    with expected, run_directory(str(wanted)):
         pass

@@ -32,6 +32,7 @@ from tokservice.runtime.config import Config, load
 from tokservice.runtime.logs import set_up_logging
 from tokservice.runtime.memory import resident_bytes
 from tokservice.runtime.metrics import Metrics
+from tokservice.runtime.time_slice import shorten_time_slice
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import Channel, dealer
 from tokservice.wire.errors import ConfigError, PeerLost, StartupError
@@ -255,6 +256,7 @@ def run_process(role: Role, argv: Sequence[str] | None, body: Callable[[Process]
         os.nice(process.config.tokenizer.nice_of(name.slot))
     elif role is not Role.ENGINE:  # which has to know first whether it computes on the CPU
         os.nice(getattr(process.config, role.label).nice)
+        shorten_time_slice()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the supervisor orders stops
     signal.signal(signal.SIGTERM, lambda *_: setattr(process, "stopping", True))
     linger_s = 0.0

@@ -229,6 +229,19 @@ def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
         scheduler.finish([one for one in scheduler.running if one.num_output_tokens])
 
 
+def test_a_long_prompt_leaves_nothing_to_those_of_lower_priority() -> None:
+    """Short prompts from the background took half of each step of an urgent long one."""
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("begun", 100, 0, priority=5))
+    assert advance(scheduler) == {"begun": 16}
+    scheduler.add(sequence("urgent", 30, 1))
+    scheduler.add(sequence("background", 6, 2, priority=5))
+    assert advance(scheduler) == {"begun": 8, "urgent": 8}
+    assert advance(scheduler) == {"urgent": 16}
+    scheduler.add(sequence("as urgent", 2, 3))
+    assert advance(scheduler) == {"urgent": 6, "begun": 5, "background": 3, "as urgent": 2}
+
+
 def test_priority_then_arrival() -> None:
     scheduler = make(100, 8, seqs=1)
     for arrival, (name, priority) in enumerate([("a", 0), ("b", 0), ("urgent", -5)]):

@@ -137,6 +137,9 @@ class Scheduler:
             if self._leaders.get(_prompt_key(sequence), sequence) is not sequence:
                 held_back.append(entry)  # soon it finds the prompt's blocks computed
                 continue
+            if sequence.awaits_its_end:  # it was preempted meanwhile
+                held_back.append(entry)
+                continue
             shared = self._find_shared(sequence)
             if sequence.num_tokens - len(shared) * self.pool.block_size > max_new:
                 held_back.append(entry)

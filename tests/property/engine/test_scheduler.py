@@ -168,6 +168,11 @@ def test_random_histories(overlaps: bool) -> None:
         History(seed, overlaps).run()
 
 
+def test_what_is_preempted_before_its_last_token_is_read_is_not_computed_anew() -> None:
+    """A random history in which there was room to begin it again at once."""
+    History(5_000_028, overlaps=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("overlaps", [False, True])

@@ -3,10 +3,10 @@
 Engine process; pure: no torch, no clock. Priorities first, then order of arrival. Every running decode gets its
 token in every step; what is left of the budget goes to prefills, in chunks, so that a long prompt delays the
 running streams by one step's budget at most. Short prompts do not wait for its end either: of the room that it
-cannot do with it leaves a half to those behind it that need at most half as many steps. When blocks run out, the last
-in order is preempted: it lets go of its blocks and is computed anew later (much of it found in the prefix cache, if
-nobody took it). A waiting sequence is admitted only if all its present tokens fit, and while it waits for blocks nobody
-overtakes it within its priority.
+cannot do with it leaves a half to those that need at most half as many steps, if their priority is no lower. When
+blocks run out, the last in order is preempted: it lets go of its blocks and is computed anew later (much of it found in
+the prefix cache, if nobody took it). A waiting sequence is admitted only if all its present tokens fit, and while it
+waits for blocks nobody overtakes it within its priority.
 
 A step may be scheduled while the tokens of the last one are still being sampled (``Sequence.expect``): their number
 is known, and that is all it takes. Only a block's hash needs the ids, so such a block is published a step later.
@@ -91,7 +91,7 @@ class Scheduler:
         still_running = (one for one in decodes if one.status is Status.RUNNING and self._hold_block(one))
         chunks = [Chunk(one, one.num_computed_tokens, 1) for one in still_running]
         prefills = [one for one in going_on if one.num_uncomputed_tokens > 1 and one.status is Status.RUNNING]
-        return chunks + self._prefill(prefills, self.token_budget - len(chunks), math.inf)
+        return chunks + self._prefill(prefills, self.token_budget - len(chunks), math.inf, math.inf)
 
     def commit(self, chunks: Iterable[Chunk]) -> None:
         """Keys and values of the chunks are in their blocks, or will be before any later step reads them.
@@ -109,30 +109,36 @@ class Scheduler:
             if chunk.end >= sequence.num_prompt_tokens:
                 self._forget_leader(sequence)
 
-    def _prefill(self, running: list[Sequence], budget: int, max_new: float) -> list[Chunk]:
-        """Chunks of running prefills, in order, and of those that begin with at most ``max_new`` tokens to compute."""
+    def _prefill(self, running: list[Sequence], budget: int, max_new: float, last: float) -> list[Chunk]:
+        """Chunks of running prefills, in order, and of those that begin with at most ``max_new`` tokens to compute.
+
+        ``last``: the lowest priority, which is the greatest number, that takes part.
+        """
         if not budget:
             return []
-        if not running:
-            return self._admit(budget, max_new)
+        if not running or running[0].order[0] > last:
+            return self._admit(budget, max_new, last)
         first, *others = running
         num_tokens = first.num_uncomputed_tokens
         if num_tokens <= budget:
-            chunks = self._prefill(others, budget - num_tokens, max_new)
+            chunks = self._prefill(others, budget - num_tokens, max_new, last)
         else:
-            chunks = self._prefill(others, budget // 2, min(max_new, num_tokens // 2))
+            chunks = self._prefill(others, budget // 2, min(max_new, num_tokens // 2), first.order[0])
             num_tokens = budget - sum(chunk.num_tokens for chunk in chunks)
         return [Chunk(first, first.num_computed_tokens, num_tokens), *chunks]
 
-    def _admit(self, budget: int, max_new: float) -> list[Chunk]:
+    def _admit(self, budget: int, max_new: float, last: float) -> list[Chunk]:
         """First chunks of waiting sequences, in order, but for those that have more tokens to compute."""
         chunks: list[Chunk] = []
         held_back: list[tuple[tuple[int, int], Sequence]] = []
-        while self._waiting and budget and len(self.running) < self.max_running:
+        while self._waiting and self._waiting[0][0][0] <= last and budget and len(self.running) < self.max_running:
             entry = heapq.heappop(self._waiting)
             sequence = entry[1]
             if self._leaders.get(_prompt_key(sequence), sequence) is not sequence:
                 held_back.append(entry)  # soon it finds the prompt's blocks computed
+                continue
+            if sequence.awaits_its_end:  # it was preempted meanwhile
+                held_back.append(entry)
                 continue
             shared = self._find_shared(sequence)
             if sequence.num_tokens - len(shared) * self.pool.block_size > max_new:

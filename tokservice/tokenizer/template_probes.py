@@ -32,7 +32,7 @@ class Shown(NamedTuple):
     named_results: bool  # only those that name their tool
     late_user: bool  # messages of the user behind results
     system: bool  # a message at the beginning
-    kept_system: bool  # the same, in a conversation that ends with a result
+    kept_system: bool  # the same, in a conversation that ends with a result or an answer
     late_system: bool  # those behind others, in their place
     developer: bool  # the role
     silence: str | None  # the content of a message that calls tools and says nothing
@@ -68,6 +68,7 @@ class Probe:
         silence, arguments = form or ("", {})
         exchange, later = _exchange(silence, arguments, name="probe"), {"role": "user", "content": "a reply"}
         shows_exchange = form is not None and self._shows(exchange, 2)
+        ends = (exchange, [_turn("user"), _turn("assistant")])
         return Shown(
             tools="probed_tool" in self._text([_turn("user")], _TOOLS),
             calls=shows_calls,
@@ -75,7 +76,7 @@ class Probe:
             named_results=shows_exchange and not self._shows(_exchange(silence, arguments), 2),
             late_user=not shows_exchange or self._shows([*exchange, later], 3),
             system=self._shows([system, _turn("user")], 0),
-            kept_system=not shows_exchange or self._shows([system, *exchange], 0),
+            kept_system=all(self._shows([system, *turns], 0) for turns in ends if self._shows(turns, -1)),
             late_system=self._shows_late_system(),
             # A template that shows any role has not heard of this one.
             developer="developer" in self._template.source and self._shows([_turn("developer"), _turn("user")], 0),

@@ -43,7 +43,7 @@ def as_texts(
         conversation = _with_results_as_text(conversation)
     if shows.results and not shows.late_user:
         conversation = _with_users_joined(conversation)
-    if not shows.kept_system and conversation[-1]["role"] == "tool":
+    if not shows.kept_system and conversation[-1]["role"] != "user":
         conversation = folded(conversation, keeps_first=False)
     return conversation, tools if shows.tools else None
 

@@ -168,6 +168,11 @@ def test_random_histories(overlaps: bool) -> None:
         History(seed, overlaps).run()
 
 
+def test_what_is_preempted_before_its_last_token_is_read_is_not_computed_anew() -> None:
+    """A random history in which there was room to begin it again at once."""
+    History(5_000_028, overlaps=True).run()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("overlaps", [False, True])
@@ -227,6 +232,19 @@ def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:
         scheduler.add(sequence("short", 30, arrival))
         assert advance(scheduler)["long"] >= 8
         scheduler.finish([one for one in scheduler.running if one.num_output_tokens])
+
+
+def test_a_long_prompt_leaves_nothing_to_those_of_lower_priority() -> None:
+    """Short prompts from the background took half of each step of an urgent long one."""
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("begun", 100, 0, priority=5))
+    assert advance(scheduler) == {"begun": 16}
+    scheduler.add(sequence("urgent", 30, 1))
+    scheduler.add(sequence("background", 6, 2, priority=5))
+    assert advance(scheduler) == {"begun": 8, "urgent": 8}
+    assert advance(scheduler) == {"urgent": 16}
+    scheduler.add(sequence("as urgent", 2, 3))
+    assert advance(scheduler) == {"urgent": 6, "begun": 5, "background": 3, "as urgent": 2}
 
 
 def test_priority_then_arrival() -> None:

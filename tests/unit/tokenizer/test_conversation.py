@@ -298,7 +298,9 @@ def test_results_name_their_tools_where_the_template_needs_it() -> None:
 
 
 def test_a_system_message_that_the_template_shows_with_the_last_message_alone_stays() -> None:
-    """Mistral's show it with a last message of the user, and left it out as soon as a tool had answered."""
+    """Mistral's show it with a last message of the user, and left it out as soon as a tool had answered, or the
+    client had begun the answer.
+    """
     template = ChatTemplate(
         "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{% if loop.last and m.role == 'user' and "
         "messages[0].role == 'system' %}{{ messages[0].content }}+{% endif %}{{ m.content }}"
@@ -309,6 +311,8 @@ def test_a_system_message_that_the_template_shows_with_the_last_message_alone_st
     assert render(turns, template).startswith("<user>be\n\nx<assistant>{")
     assert render([*turns, {"role": "user", "content": "so"}], template).endswith("<tool>one<user>be+so")
     assert render(turns[:2], template) == "<user>be+x"
+    begun = [*turns[:2], {"role": "assistant", "content": "so "}]
+    assert render(begun, template, continue_final_message=True) == "<user>be\n\nx<assistant>so "
 
 
 def test_many_results_in_a_row_take_no_longer_each() -> None:

@@ -24,8 +24,8 @@ def test_prompts_around_the_context_length(preparer: Preparer) -> None:
 
 def test_too_large_max_tokens_is_cut_to_the_remainder(preparer: Preparer) -> None:
     assert prepared(preparer, prompt=[5] * 60, max_tokens=10**6).sampling.max_tokens == 4
-    assert prepared(preparer, prompt=[[5] * 60, [5]], max_tokens=30, min_tokens=20).sampling.max_tokens == 4
-    assert prepared(preparer, prompt=[[5] * 60, [5]], max_tokens=30, min_tokens=20).sampling.min_tokens == 4
+    assert prepared(preparer, prompt=[[5] * 60, [5] * 61], max_tokens=30, min_tokens=20).sampling.max_tokens == 4
+    assert prepared(preparer, prompt=[[5] * 60, [5] * 61], max_tokens=30, min_tokens=20).sampling.min_tokens == 4
 
 
 def test_a_hopeless_text_is_refused_unencoded(preparer: Preparer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,9 @@ class Chunk:
         return self.end == self.sequence.num_tokens
 
 
+MAX_TOO_LONG = 64  # waiting prompts that a step looks at in vain: thousands of long ones would take it too much time
+
+
 class Scheduler:
     """Holds every unfinished sequence. One step is ``schedule``, computing, ``commit``, then appends and ``finish``.
 
@@ -131,6 +134,7 @@ class Scheduler:
         """First chunks of waiting sequences, in order, but for those that have more tokens to compute."""
         chunks: list[Chunk] = []
         held_back: list[tuple[tuple[int, int], Sequence]] = []
+        num_too_long = 0
         while self._waiting and self._waiting[0][0][0] <= last and budget and len(self.running) < self.max_running:
             entry = heapq.heappop(self._waiting)
             sequence = entry[1]
@@ -143,6 +147,9 @@ class Scheduler:
             shared = self._find_shared(sequence)
             if sequence.num_tokens - len(shared) * self.pool.block_size > max_new:
                 held_back.append(entry)
+                num_too_long += 1
+                if num_too_long == MAX_TOO_LONG:
+                    break
                 continue
             if not self._start(sequence, shared):
                 held_back.append(entry)

@@ -80,7 +80,11 @@ def test_a_demanded_call_streamed_and_plain(litellm: ModuleType, options: dict[s
     whole = litellm.stream_chunk_builder(list(litellm.completion(**asked, stream=True)))
     (call,), (streamed,) = (answer.choices[0].message.tool_calls for answer in (plain, whole))
     assert call.function.name == streamed.function.name == "look_up"
-    assert json.loads(call.function.arguments) == json.loads(streamed.function.arguments)
+    assert call.function.arguments == streamed.function.arguments
+    if options["model"].startswith(
+        "openai/"
+    ):  # the other one leaves additionalProperties out, and arguments may not end
+        assert json.loads(call.function.arguments).keys() == {"word"}
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine.core import EngineRequest
+from engine.torch_core import scheduler as scheduler_module
 from engine.torch_core.batch import build_batch
 from engine.torch_core.kv_cache import BlockPool
 from engine.torch_core.request import Sequence, Status, sequences_of
@@ -223,6 +224,17 @@ def test_a_short_prompt_does_not_wait_for_the_end_of_a_long_one() -> None:
     assert advance(scheduler) == {"short": 1, "long": 8, "medium": 7}
     scheduler.add(sequence("shorter", 3, 4))
     assert advance(scheduler) == {"short": 1, "long": 8, "medium": 4, "shorter": 3}
+
+
+def test_a_step_looks_at_few_prompts_that_are_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of thousands that waited beside a long one, each step took 14 ms to look at all."""
+    monkeypatch.setattr(scheduler_module, "MAX_TOO_LONG", 2)
+    scheduler = make(1000, 16)
+    scheduler.add(sequence("long", 400, 0))
+    assert advance(scheduler) == {"long": 16}
+    for arrival, (name, length) in enumerate([("short", 6), ("long too", 300), ("and this", 300), ("late", 3)], 1):
+        scheduler.add(sequence(name, length, arrival))
+    assert advance(scheduler) == {"long": 10, "short": 6}
 
 
 def test_a_long_prompt_goes_on_beside_any_number_of_short_ones() -> None:

@@ -23,7 +23,7 @@ from tests.helpers.http_client import post_head
 from tests.helpers.server import ROOT, SIMULATED, Server, die_with_parent, running_server
 from tests.helpers.wait import wait_for
 from tokservice.models.default_model import ensure_default_model
-from tokservice.runtime.supervisor import SAME_ORDER_S
+from tokservice.runtime.orders import SAME_ORDER_S
 
 
 def launch(*arguments: str) -> tuple[int, str]:

@@ -12,8 +12,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import zmq
@@ -24,9 +23,9 @@ from tokservice.runtime.config import Config, save
 from tokservice.runtime.logs import LogRelay
 from tokservice.runtime.metrics import Metrics, MetricsPage
 from tokservice.runtime.model_pages import model_pages
+from tokservice.runtime.orders import Orders
 from tokservice.runtime.process import CONFIG_FILE
 from tokservice.runtime.readiness import why_not_ready
-from tokservice.runtime.terminal import Terminal
 from tokservice.runtime.transport import SUPERVISOR, Transport
 from tokservice.wire.channels import listen_router
 from tokservice.wire.errors import PeerLost, StartupError
@@ -44,7 +43,6 @@ from tokservice.wire.messages import (
 
 TICK_MS = 100
 LONG_TURN_S = 1.0  # from one look at the children to the next: this process was stopped, and perhaps all were
-SAME_ORDER_S = 0.2  # signals within so short a time are one: timeout(1) signals its child and then the child's group
 EXIT_TIMEOUT_S = 5.0  # for a process that was told to stop; then it is killed
 PAGE_MAX_AGE_S = 5.0
 WORKERS = (Role.TOKENIZER, Role.DETOKENIZER, Role.ENGINE)
@@ -82,10 +80,7 @@ class Supervisor:
         self._poller = zmq.Poller()
         self._poller.register(self._channel.socket, zmq.POLLIN)
         self._poller.register(self._signal_read, zmq.POLLIN)
-        self._num_signals = 0
-        self._signal_s = -SAME_ORDER_S
-        self._hangups = 0
-        self._terminal = Terminal()
+        self._orders = Orders()
         self._to_restart: deque[Child] = deque()
         self._leaving: tuple[Child, int, float] | None = None  # with its incarnation, and since when
         self._topology_version = 0
@@ -98,7 +93,7 @@ class Supervisor:
     def run(self, on_ready: Callable[[Supervisor], None]) -> int:
         """Serve until a signal; returns the exit code. Raises StartupError where a process cannot start."""
         save(self._config, self._run_dir / CONFIG_FILE)
-        with self._signals():
+        with self._orders.heard(self._signal_write):
             try:
                 for child in self.children:
                     self._start(child)
@@ -106,7 +101,7 @@ class Supervisor:
                     waiting = ", ".join(child.identity for child in self.children if child.hello is None)
                     limit_s = self._config.runtime.start_timeout_s
                     raise StartupError(f"not ready within {limit_s:g} s (runtime.start_timeout_s): {waiting}")
-                if not self._num_signals:
+                if not self._orders.num_stops:
                     self._phase = "ready"
                     self._publish(time.monotonic())
                     on_ready(self)
@@ -157,13 +152,13 @@ class Supervisor:
     ) -> bool:
         """Handle events until a condition holds, a signal comes or the time is over; whether the first two did."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        num_signals = self._num_signals
+        num_signals = self._orders.num_stops
         self._turn_s = time.monotonic()
         while not condition():
             now_s = time.monotonic()
-            if self._num_signals > 1 or (not stop_on_signal and self._num_signals > num_signals):
+            if self._orders.num_stops > 1 or (not stop_on_signal and self._orders.num_stops > num_signals):
                 raise Forced
-            if stop_on_signal and self._num_signals:
+            if stop_on_signal and self._orders.num_stops:
                 return True
             if deadline_s is not None and now_s >= deadline_s:
                 return False
@@ -230,8 +225,8 @@ class Supervisor:
 
         The API processes stay, and read their certificate again.
         """
-        if self._hangups:
-            self._hangups = 0
+        if self._orders.num_rolls:
+            self._orders.num_rolls = 0
             for child in self._of_role(Role.API):
                 if child.process is not None and child.hello is not None:  # before, the signal would end it
                     child.process.send_signal(signal.SIGHUP)
@@ -356,7 +351,7 @@ class Supervisor:
 
     def _publish(self, now_s: float) -> None:
         self._next_publish_s = now_s + self._config.runtime.heartbeat_s
-        self._terminal.is_being_lost(now_s)
+        self._orders.terminal.is_being_lost(now_s)
         self._metrics.set("malformed_messages_total", self._channel.num_malformed)
         self._page.update(SUPERVISOR, self._metrics.snapshot())
         reason = self._phase
@@ -377,32 +372,3 @@ class Supervisor:
         pages["/version"] = {"version": tokservice.__version__}
         for path, page in pages.items():
             self._send(api, Publish(path, 200, JSON, 0.0, (json.dumps(page).encode(),)))
-
-    # --- signals
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals only count; the loop acts. The old handlers come back at the end."""
-
-        def count(*_: object) -> None:
-            if time.monotonic() - self._signal_s >= SAME_ORDER_S:
-                self._signal_s = time.monotonic()
-                self._num_signals += 1
-
-        def hang_up(*_: object) -> None:
-            if not self._terminal.is_being_lost(time.monotonic()):
-                self._hangups += 1
-            elif old_handlers[signal.SIGHUP] is not signal.SIG_IGN:  # as nohup(1) has it
-                count()
-
-        os.set_blocking(self._signal_write, False)
-        old_wakeup = signal.set_wakeup_fd(self._signal_write, warn_on_full_buffer=False)
-        old_handlers = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
-        old_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, hang_up)
-        old_handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
-        try:
-            yield
-        finally:
-            for number, handler in old_handlers.items():
-                signal.signal(number, handler)
-            signal.set_wakeup_fd(old_wakeup)

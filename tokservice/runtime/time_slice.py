@@ -1,8 +1,8 @@
 """How soon a process that wakes gets a core from one that computes: the time slices of Linux.
 
-All processes; stdlib alone. A thread of low priority that was just given a core may keep it for its slice, some 3 ms,
-from one of higher priority; not from one whose own slice is shorter (kernels since 6.12). Beside an engine on both of
-two cores a heartbeat of 1 ms was 3.4 ms late in one of a hundred cases, with a slice of 0.1 ms 0.14.
+API process, router, detokenizers; stdlib alone. A thread of low priority that was just given a core may keep it for its
+slice, some 3 ms, from one of higher priority; not from one whose own slice is shorter (kernels since 6.12). Beside an
+engine on both of two cores a heartbeat of 1 ms was 3.4 ms late in one of a hundred cases, with a slice of 0.1 ms 0.14.
 Source: sched_setattr(2).
 """
 

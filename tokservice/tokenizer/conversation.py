@@ -18,9 +18,9 @@ from tokservice.protocol.reading import refuse_unsupported
 from tokservice.protocol.requests import MESSAGE_NEUTRAL, Message, ToolCall
 from tokservice.tokenizer.chat_template import ChatTemplate
 from tokservice.tokenizer.custom_tools import arguments_of
+from tokservice.tokenizer.fitted import fitted
 from tokservice.tokenizer.json_guard import check_depth
 from tokservice.tokenizer.template_probes import SHORT_ID_CHARS, Shown
-from tokservice.tokenizer.tools_as_text import as_texts
 from tokservice.wire.errors import RequestError
 
 MAX_ARGUMENTS_DEPTH = 64
@@ -43,7 +43,7 @@ def render(
     if not messages:
         raise _invalid("'messages' must not be empty.")
     conversation = [_plain(place, message, template.shows) for place, message in enumerate(messages)]
-    conversation, tools = as_texts(conversation, tools, template.shows)
+    conversation, tools = fitted(conversation, tools, template.shows)
     if not continue_final_message:
         add_generation_prompt = add_generation_prompt is None or add_generation_prompt
         return template.render(

@@ -21,7 +21,7 @@ from engine.torch_core.kernels import (
     tile_attention,
     tile_linear,
 )
-from engine.torch_core.kernels.layout import HEADER, NUM_RUNS, NUM_TASKS
+from engine.torch_core.kernels.layout import DONE_RUNS, HEADER, NEXT_RUN, NEXT_THREAD, NUM_RUNS, NUM_TASKS
 
 # A kernel's worker, which any number of threads run at once on one frame of int64: its header, see ``layout.py``, and
 # the kernel's arguments. Some runs have one task more than the others. A function of numba takes two addresses before
@@ -31,13 +31,14 @@ declare i32 @"{function}"(ptr, ptr, i64, i64{argument_types})
 define void @"{name}"(ptr %frame) {{
 entry:
   %nothing = alloca ptr
-  %next_thread = getelementptr i64, ptr %frame, i64 1
-  %done_runs = getelementptr i64, ptr %frame, i64 4
+  %next_run = getelementptr i64, ptr %frame, i64 {next_run}
+  %next_thread = getelementptr i64, ptr %frame, i64 {next_thread}
+  %done_runs = getelementptr i64, ptr %frame, i64 {done_runs}
   %slot = atomicrmw add ptr %next_thread, i64 1 seq_cst
 {loads}
   br label %take
 take:
-  %run = atomicrmw add ptr %frame, i64 1 seq_cst
+  %run = atomicrmw add ptr %next_run, i64 1 seq_cst
   %is_left = icmp slt i64 %run, %num_runs
   br i1 %is_left, label %begin, label %done
 begin:
@@ -139,6 +140,9 @@ def _worker(name: str, kernel: Any) -> binding.ModuleRef:
         signature,
         _WORKER,
         name=name,
+        next_run=str(NEXT_RUN),
+        next_thread=str(NEXT_THREAD),
+        done_runs=str(DONE_RUNS),
         argument_types=", i64" * len(arguments),
         loads="\n".join(_LOAD.format(name=field, place=place) for field, place in places.items()),
         arguments="".join(f", i64 %{argument}" for argument in arguments),

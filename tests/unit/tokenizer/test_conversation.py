@@ -12,7 +12,7 @@ from tests.helpers.tiny_tokenizers import CHAT_TEMPLATE
 from tokservice.protocol.requests import Message
 from tokservice.tokenizer import conversation
 from tokservice.tokenizer.chat_template import ChatTemplate
-from tokservice.tokenizer.tools_as_text import as_texts
+from tokservice.tokenizer.fitted import fitted
 from tokservice.wire.errors import RequestError
 
 CHATML = ChatTemplate(CHAT_TEMPLATE, {})
@@ -319,7 +319,7 @@ def test_many_results_in_a_row_take_no_longer_each() -> None:
     """Each was copied for each that followed: a body of 2 MB kept a tokenizer worker for 6 s."""
     results = [{"role": "tool", "content": "y" * 200}] * 30_000
     start = time.process_time()
-    said, _ = as_texts([{"role": "user", "content": "x"}, *results], None, ROLES.shows)
+    said, _ = fitted([{"role": "user", "content": "x"}, *results], None, ROLES.shows)
     assert time.process_time() - start < 5
     assert [turn["role"] for turn in said] == ["user", "user"]
 

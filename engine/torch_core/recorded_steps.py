@@ -61,7 +61,7 @@ class RecordedSteps:
             recording = Recording(self._recorder.calls, inputs)
             if is_like_others:
                 self._kept[size] = recording, delta
-        self._kernels.repeat(recording)
+        self._kernels.compute(recording)
         return x.add_(delta)
 
     def _record(self, x: Tensor, positions: Tensor) -> Tensor:

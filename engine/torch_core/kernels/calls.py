@@ -56,7 +56,7 @@ class Kernels:
         finally:
             self._recorder = None
 
-    def repeat(self, recording: Recording) -> None:
+    def compute(self, recording: Recording) -> None:
         """Compute its calls, one after the other."""
         recording.begin()
         if recording.num_threads == 1 or self._run is None:

@@ -72,7 +72,7 @@ class Recorder:
 
 
 class Recording:
-    """Calls that can be repeated by ``Kernels.repeat``."""
+    """Calls for ``Kernels.compute``, which can be prepared for other inputs."""
 
     def __init__(self, calls: Sequence[Call], inputs: Sequence[int]) -> None:
         """``inputs``: the addresses among the arguments that change from step to step, all different."""

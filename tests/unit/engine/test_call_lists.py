@@ -72,7 +72,7 @@ def test_a_list_gives_what_its_calls_give(count: int) -> None:
         assert recording.num_threads == count
         for _ in range(300):
             result.zero_()
-            chain.kernels.repeat(recording)
+            chain.kernels.compute(recording)
             assert torch.equal(result, expected)
 
 
@@ -89,7 +89,7 @@ def test_beside_other_load() -> None:
         recording, result = chain.recorded()
         for _ in range(50):
             result.zero_()
-            chain.kernels.repeat(recording)
+            chain.kernels.compute(recording)
             assert torch.equal(result, expected)
 
 
@@ -111,7 +111,7 @@ def test_each_run_is_counted_once() -> None:
     with threads(4):
         recording, _ = (chain := Chain(kernels())).recorded()
         for _ in range(20):
-            chain.kernels.repeat(recording)
+            chain.kernels.compute(recording)
             assert (recording._frames[:, DONE_RUNS] == recording._frames[:, NUM_RUNS]).all()
             assert recording._state[NEXT_ROLE] == 4  # all threads were there
         assert recording._state[NUM_CALLS] == DEPTH
@@ -130,7 +130,7 @@ recording, result = chain.recorded()
 print("ready", flush=True)
 for line in sys.stdin:
     result.zero_()
-    chain.kernels.repeat(recording)
+    chain.kernels.compute(recording)
     print(torch.equal(result, expected), flush=True)
 """
 
